@@ -162,7 +162,7 @@ gpu-figures: $(STAMP)  ## run all GPU measurements, each with a time limit and a
 
 lock: $(STAMP)  ## resolve the dependencies and write requirements.lock and those of Ray, the object store and the site
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev --extra documents --extra heic --extra labels \
-	  --extra parquet --extra small --extra stores --extra traces --extra train --extra ultralytics --no-emit-index-url --no-annotate --no-header --upgrade pyproject.toml -o requirements.lock
+	  --extra parquet --extra small --extra stores --extra timm --extra traces --extra train --extra ultralytics --no-emit-index-url --no-annotate --no-header --upgrade pyproject.toml -o requirements.lock
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["ray"], sep="\n")' | \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --constraints requirements.lock \
 	  --no-emit-index-url --no-annotate --no-header --upgrade - -o requirements.ray.lock

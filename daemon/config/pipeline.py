@@ -25,8 +25,9 @@ class PipelineSection(Section):
     stages: list[str] = Field(
         [stage.name for stage in BUILT_IN],
         min_length=1,
-        description="Stages to run. Their order is always ocr, yolo, clip, blip, then those of plug-ins, "
-        "then hash and classifiers: classifier, or several with names of your own such as classifier_safety.",
+        description="Stages to run. Their order is always ocr, yolo, clip, blip, then further captioners with names of "
+        "your own such as blip_long, those of plug-ins, then hash and classifiers: classifier, or several such as "
+        "classifier_safety.",
     )
     mode: Literal["full", "cascade"] = Field(
         "full",

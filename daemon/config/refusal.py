@@ -114,7 +114,7 @@ def explain_missing_stage(name: str) -> str:
     if line and kind in STAGES and STAGES[kind].has_variants:
         return (
             f'"{variant}" cannot stand behind {kind}_: write a lowercase letter, and then lowercase letters and digits, for '
-            f"example {kind}_safety."
+            f"example {kind}_second."
         )
     near = difflib.get_close_matches(name, ORDER, n=1, cutoff=0.6)
     hint = (

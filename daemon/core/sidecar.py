@@ -16,7 +16,7 @@ from stages.contract import plugins
 from stages.contract.base import Provenance
 from stages.contract.binning import Bin
 from stages.contract.files import NotAFile, open_file
-from stages.registry.registry import BUILT_IN, KEYS, STAGES, decode
+from stages.registry.registry import BUILT_IN, KEYS, STAGES, decode, kind_of
 
 SCHEMA = "visiond/1"
 LONGEST_NAME = 255  # bytes, of every common file system
@@ -89,12 +89,12 @@ def parse_sidecar(data: bytes) -> ParsedSidecar:
     if strange := parts.keys() - {*Sidecar.__struct_fields__} - {*keys.values()}:
         raise ValueError(f"unknown field: {min(strange)}")
     results = {stage: bytes(parts[key]) for stage, key in keys.items()}
-    for stage in BUILT_IN:  # the type of a plug-in's result may differ in a later version
-        if stage.name in results:
-            decode(stage.name, results[stage.name])
-        for look in sidecar.second_looks.values():
-            if look.stage == stage.name and not look.reason:
-                decode(stage.name, bytes(look.result))
+    looks = [(look.stage, bytes(look.result)) for look in sidecar.second_looks.values() if not look.reason]
+    for stage, result in (*results.items(), *looks):
+        if (
+            STAGES.get(kind_of(stage)) in BUILT_IN
+        ):  # the type of a plug-in's result may differ in a later version
+            decode(stage, result)
     is_done = not sidecar.status
     criteria = (
         bytes(msgspec.json.decode(parts["bin"], type=dict[str, msgspec.Raw])["criteria"]) if is_done else b""
@@ -177,7 +177,7 @@ def json_schema() -> bytes:
     schema = msgspec.json.schema(whole)
     for stage in STAGES.values():
         if stage.has_variants:
-            pattern = f"^{stage.key}_{plugins.NAME.pattern}$"
+            pattern = f"^{stage.name}_{plugins.NAME.pattern}$"
             patterns = schema["$defs"]["Sidecar"].setdefault("patternProperties", {})
             patterns[pattern] = {"$ref": f"#/$defs/{stage.result.__name__}"}
     for kind in schema["$defs"].values():  # a description is a docstring, with its line breaks

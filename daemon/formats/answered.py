@@ -14,7 +14,9 @@ import msgspec
 from daemon.core.labels import NO_LABELS, Box, Kind, Label, ObjectLabel
 from daemon.core.sidecar import cut_name
 from daemon.ledger.record import Record
+from stages.blip.descriptor import BLIP
 from stages.contract.binning import has_text, likely_tags, sure_text_of
+from stages.registry.registry import kind_of
 
 Write = Callable[[Path, Iterator["Answered"]], None]  # makes the files of a format in an empty folder
 
@@ -66,7 +68,7 @@ class ImageAnswers:
     @property
     def is_unfamiliar(self) -> bool:
         """Whether the demonstration models do not know what it shows: their caption and tag only say so."""
-        caption = self.document.get("caption", {})
+        caption = next(iter(self._captions), {})
         return "clip" in self.document and caption.get("similarity", 0.0) is None
 
     @property
@@ -75,11 +77,15 @@ class ImageAnswers:
 
     @property
     def captions(self) -> list[str]:
-        """People may give several."""
+        """People may give several, and several captioners too: the main one's is the first."""
         if given := self.labels.get(Kind.CAPTION):
             return [str(each) for each in given.value]
-        answered = "" if self.is_unfamiliar else self.document.get("caption", {}).get("text")
-        return [answered] if answered else []
+        known = [c for c in self._captions if c.get("similarity") is not None or not self.is_unfamiliar]
+        return [caption["text"] for caption in known if caption["text"]]
+
+    @cached_property
+    def _captions(self) -> list[dict[str, Any]]:
+        return [self.document[key] for key in self.document if key == BLIP.key or kind_of(key) == BLIP.name]
 
     @cached_property
     def tags(self) -> list[tuple[str, float]]:

@@ -87,8 +87,8 @@ def _shapes(image: Answered) -> Iterator[Shape]:
         yield "polygon", LINE, drawn | {"points": points}, {"text": text, "score": f"{score:.3f}"}
     for label, score in image.tags:
         yield "tag", label, {}, {"score": f"{score:.3f}"}
-    if image.caption:
-        yield "tag", CAPTION, {}, {"text": image.caption}
+    for caption in image.captions:
+        yield "tag", CAPTION, {}, {"text": caption}
 
 
 def _describe(name: str, attributes: Iterable[str]) -> dict[str, Any]:

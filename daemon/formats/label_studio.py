@@ -101,8 +101,8 @@ def _results(image: ImageAnswers) -> Iterator[dict[str, Any]]:
         region = result("rectangle", "line", _percent(bounds_of(corners), image), score=score)
         yield region
         yield result("textarea", "text", region["value"] | {"text": [text]}, region["id"], score=score)
-    if image.caption:
-        yield result("textarea", "caption", {"text": [image.caption]})
+    if image.captions:
+        yield result("textarea", "caption", {"text": image.captions})
     if image.tags:
         yield result("choices", "tags", {"choices": [label for label, _ in image.tags]})
 

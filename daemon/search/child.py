@@ -90,12 +90,9 @@ class Comparer:
             with importing(freeze=False):
                 import torch
 
-                from stages.clip.descriptor import TOWERS
-                from stages.clip.embeddings import TextTower
-                from stages.pretrained.checkpoints import load_known
+                from stages.clip.embeddings import load_tower
 
-            folder = self._spec.files["model"]
-            self._tower = TextTower(load_known(TOWERS, folder, torch.float32, "cpu"), folder)
+            self._tower = load_tower(self._spec.files["model"], torch.float32, "cpu")
         import torch
 
         with torch.inference_mode():

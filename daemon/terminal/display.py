@@ -22,8 +22,9 @@ from daemon.core.jobs import JobStatus
 from daemon.core.labels import Kind, Label, Value
 from daemon.monitoring.notices import list_notices
 from daemon.system.log import escape, is_json
+from stages.blip.descriptor import BLIP
 from stages.contract.binning import describe
-from stages.registry.registry import BUILT_IN, sort_stages
+from stages.registry.registry import BUILT_IN, list_variants, sort_stages
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -258,13 +259,17 @@ def show_result(record: Record) -> None:
 def show_answers(document: Mapping[str, Any]) -> None:
     """Print what the stages found."""
     console.print(f"caption  {printable(document.get('caption', {}).get('text', '-'))}")
+    others = document["models"].keys() - {stage.name for stage in BUILT_IN}
+    captioners = list_variants(BLIP.name, others)
+    for stage in captioners:
+        console.print(f"{stage}  {printable(document[stage]['text'])}")
     tags = ", ".join(tag["label"] for tag in document.get("clip", {}).get("tags", []))
     console.print(f"tags  {printable(tags or '-')}")
     show_text(document.get("ocr", {}))
     objects = document.get("objects", {}).get("detections", ())
     boxes = ((found["label"], found["score"], [round(x) for x in found["box"]]) for found in objects)
     print_found(("object", "score", "box"), boxes)
-    for stage in sort_stages(document["models"].keys() - {stage.name for stage in BUILT_IN}):
+    for stage in sort_stages(others - {*captioners}):
         print_fields(stage, document[stage])
 
 

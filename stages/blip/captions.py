@@ -9,11 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stages.blip.descriptor import Caption
-from stages.clip.descriptor import TOWERS, Clip
-from stages.clip.embeddings import TextTower, decode_embedding
+from stages.clip.descriptor import Clip
+from stages.clip.embeddings import TextTower, decode_embedding, load_tower
 from stages.contract.base import Image, ImageError, Reason, Result
 from stages.images.devices import dtype_of, hold_device
-from stages.pretrained.checkpoints import load_known
 from stages.pretrained.familiarity import UNFAMILIAR
 from stages.pretrained.vision import VisionStage
 
@@ -43,8 +42,7 @@ class CaptionStage(VisionStage[Tensor]):
         folder = self.spec.files.get("clip")
         if folder is None:
             return None
-        model = load_known(TOWERS, folder, dtype_of(self.spec), self.device)
-        return TextTower(model, folder)
+        return load_tower(folder, dtype_of(self.spec), self.device)
 
     def _compare(self, captions: list[str], images: Sequence[Image]) -> list[Caption | ImageError]:
         """Each caption with its cosine similarity to the image, if the CLIP stage has embedded the image."""

@@ -40,7 +40,7 @@ FLORENCE = (
     ),
 )
 CHAT = tuple(
-    KnownModel(kind, f"{name}ForConditionalGeneration", description)
+    KnownModel(kind, f"{name}ForConditionalGeneration", description, embeds=False)
     for kind, name, description in (
         ("smolvlm", "SmolVLM", "SmolVLM2"),
         ("idefics3", "Idefics3", "SmolVLM, Idefics3"),
@@ -162,5 +162,6 @@ BLIP = Descriptor(
     half="bfloat16",  # it does not overflow, and is precise enough for captions
     cost=0.29,
     takes_memory=True,
+    has_variants=True,
     fake=fake,
 )

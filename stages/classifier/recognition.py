@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from stages.contract.descriptor import Files, KnownModel
 from stages.contract.manifest import PackError
 from stages.contract.recognition import check_transformers, is_classifier, name_model, read_config
+from stages.contract.timm import WRAPPER, read_classes
 
 # By model_type: the start of the class's name, and what it is called.
 FAMILIES = {
@@ -46,13 +45,15 @@ FAMILIES = {
     "vit_msn": ("ViTMSN", "ViT MSN"),
 }
 DISTILLED = ("deit", "levit")  # whose classifiers may have a second head, of a teacher
-CLASSIFIERS = tuple(
-    KnownModel(kind, f"{name}ForImageClassification{end}", title, parts=("image processor",))
-    for kind, (name, title) in FAMILIES.items()
-    for end in ("", "WithTeacher")
-    if not end or kind in DISTILLED
+CLASSIFIERS = (
+    *(
+        KnownModel(kind, f"{name}ForImageClassification{end}", title, parts=("image processor",))
+        for kind, (name, title) in FAMILIES.items()
+        for end in ("", "WithTeacher")
+        if not end or kind in DISTILLED
+    ),
+    KnownModel(*WRAPPER, "a model of timm", parts=()),
 )
-TIMM = "TimmWrapperForImageClassification"
 UNNAMED = "LABEL_{}"  # as transformers calls a label without a name
 
 
@@ -60,7 +61,7 @@ def find(path: Path) -> dict[str, str]:
     """A folder whose config.json names a classifier, also one that `check` refuses."""
     for folder in ("classifier", "."):
         file = path / folder / "config.json"
-        if file.is_file() and (is_classifier(name_model(path / folder)[1]) or _is_timm(read_config(file))):
+        if file.is_file() and is_classifier(name_model(path / folder)[1]):
             return {"model": folder}
     return {}
 
@@ -68,22 +69,16 @@ def find(path: Path) -> dict[str, str]:
 def check(files: Files, *, allow_pickle: bool) -> None:
     folder = files["model"]
     kind, name = name_model(folder)
-    if name == TIMM or _is_timm(read_config(folder / "config.json")):
-        raise PackError(
-            f"{folder} holds a model of the library timm, which visiond does not use. Take a classifier that transformers has "
-            "itself, for example a ViTForImageClassification."
-        )
-    if kind not in FAMILIES:
+    if kind not in (*FAMILIES, WRAPPER[0]):
         titles = ", ".join(title for _, title in FAMILIES.values())
         raise PackError(
             f'{folder} holds a {name} (model_type "{kind}"), which visiond does not take. It takes classifiers of {titles}.'
         )
     check_transformers(CLASSIFIERS, folder)
-
-
-def _is_timm(config: Mapping[str, Any]) -> bool:
-    """Whether it is the config.json of timm's own repositories."""
-    return "pretrained_cfg" in config and not config.get("model_type")
+    if not list_labels(folder):
+        raise PackError(
+            f"{folder} holds a model without classes (num_classes is 0). Take one that was trained for classes."
+        )
 
 
 def list_labels(folder: Path) -> list[str]:
@@ -92,6 +87,9 @@ def list_labels(folder: Path) -> list[str]:
     file = folder / "config.json"
     config = read_config(file)
     found, count = config.get("id2label"), config.get("num_labels")
+    if name_model(folder)[0] == WRAPPER[0]:
+        count = config.get("num_classes", count)
+        found = dict(enumerate(config.get("label_names") or read_classes(count)))
     try:
         named = {int(number): label for number, label in found.items()} if isinstance(found, dict) else {}
         count = len(named) if named else 2 if count is None else int(count)

@@ -41,9 +41,16 @@ BY_PROBLEM = {
 }
 
 
+TIMM_FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}  # as Pillow numbers them
+
+
 class ClassifierProcessor(ImageProcessor):
     def __init__(self, settings: Any, device: str, dtype: torch.dtype) -> None:
-        if (name := type(settings).__name__) not in PROCESSORS:
+        if asked := getattr(settings, "data_config", None):  # timm's
+            settings.resample = TIMM_FILTERS.get(asked["interpolation"], asked["interpolation"])
+            settings.image_mean, settings.image_std = asked["mean"], asked["std"]
+            settings.do_normalize, settings.do_rescale, settings.rescale_factor = True, True, 1 / 255
+        elif (name := type(settings).__name__) not in PROCESSORS:
             raise ValueError(
                 f"preprocessor_config.json asks for {name}, which visiond does not have for classifiers. It has "
                 f"{', '.join(sorted(PROCESSORS))}."

@@ -31,7 +31,16 @@ MODELS = (
     ),
 )
 FLEXIBLE = (KnownModel("siglip2", "Siglip2Model", "SigLIP 2 NaFlex", foreign=CLASSIFIER, version=2),)
-TOWERS = (*MODELS, *FLEXIBLE)  # each has a text half that embeds captions
+CHATTING = (
+    KnownModel(
+        "qwen3_vl",
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3-VL-Embedding",
+        loaded_as="Qwen3VLModel",
+        embeds=True,
+    ),
+)
+TOWERS = (*MODELS, *FLEXIBLE, *CHATTING)  # each embeds captions too
 
 
 class Embedding(msgspec.Struct, frozen=True):
@@ -84,6 +93,10 @@ class ClipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 5
 
 
+class EmbeddingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Embeddings alone: the model gives no probabilities, so there are no tags."""
+
+
 def find(models: tuple[KnownModel, ...], path: Path) -> dict[str, str]:
     folder = recognition.find_model(path, models, "clip")
     labels = {"labels": LABELS} if (path / LABELS).is_file() else {}
@@ -119,6 +132,9 @@ CLIP = Descriptor(
             FLEXIBLE,
             find=partial(find, FLEXIBLE),
             vocabulary=("labels",),
+        ),
+        "chat": recognition.make_backend(
+            "stages.clip.chat:ChatEmbeddingStage", EmbeddingOptions, CHATTING, stage="clip"
         ),
     },
     half="bfloat16",  # it does not overflow, and is precise enough for embeddings

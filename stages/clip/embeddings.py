@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.clip.descriptor import Embedding
+from stages.clip.descriptor import CHATTING, TOWERS, Embedding
 from stages.contract.base import StageUnusable
 from stages.images.devices import split_batches
-from stages.pretrained.checkpoints import load_tokenizer
+from stages.pretrained.checkpoints import load_known, load_tokenizer
 
 TEXTS_AT_ONCE = 256
+LONGEST = 8192  # tokens of a text, of a chat model
+INSTRUCTION = "Represent the user's input."  # to a chat model
 TOKENS_ALIGNED_TO = 16  # a GPU plans its attention again for each length of text, which takes 50 ms
 
 
@@ -66,6 +68,41 @@ class TextTower:
         so padding after a text changes nothing."""
         features = self.model(**{name: part.to(self.device) for name, part in tokens.items()}).pooler_output
         return F.normalize(self.projection(features).float(), dim=-1)
+
+
+class ChatTower(TextTower):
+    """A whole chat model that reads an instruction and a text: its answer at the last token. What follows a token changes
+    nothing, as the model is causal."""
+
+    def __init__(self, model: Any, folder: str) -> None:
+        self.model, self.device, self.tokenizer = model, model.device, load_tokenizer(folder)
+        if not self.tokenizer.chat_template:
+            raise StageUnusable(
+                f"{folder} has no chat template (chat_template.jinja). Copy the whole folder again."
+            )
+
+    def tokenize(self, texts: Sequence[str]) -> dict[str, Tensor]:
+        system = {"role": "system", "content": [{"type": "text", "text": INSTRUCTION}]}
+        chats = [[system, {"role": "user", "content": [{"type": "text", "text": text}]}] for text in texts]
+        asked = self.tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
+        options = {"truncation": True, "max_length": LONGEST, "padding": True, "padding_side": "right"}
+        return dict(self.tokenizer(asked, **options, return_tensors="pt"))
+
+    def find_probabilities(self, cosines: Tensor) -> Tensor | None:
+        return None
+
+    def embed(self, tokens: Mapping[str, Tensor]) -> Tensor:
+        given = {name: part.to(self.device) for name, part in tokens.items()}
+        hidden = self.model(**given, use_cache=False).last_hidden_state
+        last = given["attention_mask"].sum(dim=1) - 1
+        return F.normalize(hidden[torch.arange(len(last)), last].float(), dim=-1)
+
+
+def load_tower(folder: str, dtype: torch.dtype, device: str) -> TextTower:
+    """The part of a model of the stage CLIP that embeds texts. Raises StageUnusable."""
+    model = load_known(TOWERS, folder, dtype, device)
+    is_chat = model.config.model_type in {known.type for known in CHATTING}
+    return (ChatTower if is_chat else TextTower)(model, folder)
 
 
 def is_sigmoid(model: Any) -> bool:

@@ -8,7 +8,7 @@ fingerprints, fakes and a stage's share of a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -18,6 +18,7 @@ import msgspec
 # dtypes of weights alone, with a weight's share of the bytes that it has in half precision
 SHARES = {"int8": 0.5, "float8": 0.5, "int4": 0.3}
 SMALL = tuple(SHARES)
+MODULES = "modules.json"  # how the library Sentence Transformers makes embeddings of a model's answers
 BYTES = ("int8", "float8")
 
 Files = Mapping[str, Path]  # by role
@@ -51,6 +52,8 @@ class KnownModel:
     role: of its folder among the files of its stage.
     version: as that of a Backend, where a change of the code changes only the answers of this model.
     has_size: its vision tower takes images of one size, that of its config.json.
+    embeds: whether MODULES is beside its config.json, which says nothing else about a model for embeddings that was made of
+        one that writes; None: it may be there.
     """
 
     type: str
@@ -62,6 +65,11 @@ class KnownModel:
     role: str = "model"
     version: int = 1
     has_size: bool = False
+    embeds: bool | None = None
+
+    def fits(self, kind: str, files: Collection[str]) -> bool:
+        """Whether it may be a model of this model_type with these files."""
+        return self.type == kind and self.embeds in (None, MODULES in files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ import msgspec
 from stages.contract.descriptor import Backend, Files, KnownModel
 from stages.contract.files import open_file
 from stages.contract.manifest import PackError, leads_outside
+from stages.contract.timm import WRAPPER, describe_missing, is_of_timm
 
 LONGEST_HEADER = 100_000_000  # bytes; the limit of the format
 PICKLE = "pytorch_model.bin"
@@ -104,12 +105,12 @@ def make_backend(
 def find_model(path: Path, models: Sequence[KnownModel], stage: str = "") -> str | None:
     """The folder of one of these transformers models, by its config.json: a subfolder with the name of a type or
     of the stage, or the folder itself."""
-    types = [model.type for model in models]
     names = {model.name for model in models}
-    for folder in dict.fromkeys([*types, stage or ".", "."]):
+    for folder in dict.fromkeys([*(model.type for model in models), stage or ".", "."]):
         if (path / folder / "config.json").is_file():
-            kind, name = name_model(path / folder)
-            if kind in types and (name in names or not is_classifier(name)):
+            (kind, name), files = name_model(path / folder), names_in(path / folder)
+            is_taken = any(model.fits(kind, files) for model in models)
+            if is_taken and (name in names or not is_classifier(name)):
                 return folder
     return None
 
@@ -156,8 +157,8 @@ def check_config(models: Sequence[KnownModel], folder: Path) -> KnownModel:
         what = f"a {found}{known}" if found else "no model of a class that visiond knows"
         raise PackError(f'by its config.json, {folder} holds {what} (model_type "{model_type}"); {taken}')
     config = read_config(folder / "config.json")
-    if quantized := describe_quantized(folder, config):
-        raise PackError(quantized)
+    if problem := describe_quantized(folder, config) or describe_missing(folder, config):
+        raise PackError(problem)
     vision = config.get("vision_config")
     if other := model.foreign.get(str(vision.get("model_type")) if isinstance(vision, dict) else ""):
         raise PackError(f"by its config.json, {folder} holds {other}; {taken}")
@@ -224,6 +225,8 @@ def describe_taken(models: Sequence[KnownModel]) -> str:
 def name_model(folder: Path) -> tuple[str, str]:
     """The model_type and the class in a folder's config.json; empty if they are missing."""
     config = read_config(folder / "config.json")
+    if is_of_timm(config):
+        return WRAPPER
     classes = config.get("architectures")
     name = str(classes[0]) if isinstance(classes, list) and classes else ""
     return str(config.get("model_type") or ""), name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 Size = tuple[int, int]  # height, width
 
@@ -30,14 +30,16 @@ class Geometry:
 
     kept: the size of every input, the middle of the resized image.
     fixed: the size to which every image is resized; None: its shorter side gets the length `shortest`.
+    rounds: whether the middle is rounded, as by torchvision; otherwise it is rounded down.
     """
 
     kept: Size
     fixed: Size | None
     shortest: int = 0
+    rounds: bool = False
 
     @classmethod
-    def of(cls, settings: Any) -> Geometry | BoxGeometry:
+    def of(cls, settings: Any) -> AnyGeometry:
         """settings: an image processor of transformers. Raises ValueError if it asks for anything else."""
         if own := OWN_GEOMETRIES.get(type(settings).__name__):
             return own(settings)
@@ -72,7 +74,12 @@ class Geometry:
             resized = self.shortest, int(self.shortest * width / height)
         else:
             resized = int(self.shortest * height / width), self.shortest
-        corner = (resized[0] - self.kept[0]) // 2, (resized[1] - self.kept[1]) // 2
+        margins = resized[0] - self.kept[0], resized[1] - self.kept[1]
+        corner = (
+            (round(margins[0] / 2), round(margins[1] / 2))
+            if self.rounds
+            else (margins[0] // 2, margins[1] // 2)
+        )
         return CropPlace(resized, corner, self.kept)
 
 
@@ -102,18 +109,54 @@ class BoxGeometry:
         return CropPlace(resized, (0, 0), resized)
 
     def _resize(self, height: int, width: int) -> Size:
-        """Rounded as in transformers' get_size_with_aspect_ratio and get_image_size_for_max_height_width."""
+        """Rounded as in transformers' get_image_size_for_max_height_width."""
         if self.size.shortest_edge:
-            short, long = sorted((height, width))
-            edge = float(self.size.shortest_edge)
-            if long / short * edge > self.size.longest_edge:
-                edge = self.size.longest_edge * short / long
-            sides = round(edge), int(edge * long / short)
-            return sides if height < width else sides[::-1]
+            rows, columns = (
+                EdgeGeometry(self.size.shortest_edge, self.size.longest_edge).place(height, width).kept
+            )
+            return min(rows, self.kept[0]), min(columns, self.kept[1])
         if self.size.max_height:
             scale = min(self.size.max_height / height, self.size.max_width / width)
             return max(int(height * scale), 1), max(int(width * scale), 1)
         return self.size.height, self.size.width
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeGeometry:
+    """From images of any size to whole images of their shape: the shorter side gets the length `shortest`, or less where the
+    longer one would get more than `longest`.
+
+    step: both sides are rounded down to a multiple.
+    """
+
+    shortest: int
+    longest: int
+    step: int = 1
+    kept: ClassVar[None] = None  # no size that all inputs have
+
+    @classmethod
+    def of(cls, settings: Any) -> AnyGeometry:
+        """That of an image processor which asks for it, otherwise as Geometry.of."""
+        size, pads = settings.size, read_step(settings, "do_pad", "pad_size")
+        if not settings.do_resize or pads or not (size.shortest_edge and size.longest_edge):
+            return Geometry.of(settings)
+        return cls(size.shortest_edge, size.longest_edge, STEPS.get(type(settings).__name__, 1))
+
+    def place(self, height: int, width: int) -> CropPlace:
+        """Rounded as in transformers' get_size_with_aspect_ratio, and that of YOLOS; but no side is empty."""
+        short, long = sorted((height, width))
+        edge: float = self.shortest
+        if long / short * edge > self.longest:
+            edge = self.longest * short / long
+        if short != round(edge) or (self.step > 1 and width < height):
+            short, long = round(edge), int(edge * long / short)
+        short, long = (max(side - side % self.step, self.step) for side in (short, long))
+        resized = (short, long) if height <= width else (long, short)
+        return CropPlace(resized, (0, 0), resized)
+
+
+AnyGeometry = Geometry | BoxGeometry | EdgeGeometry
+STEPS = {"YolosImageProcessor": 16}
 
 
 class _Sizes(NamedTuple):
@@ -150,11 +193,24 @@ def of_poolformer(settings: Any) -> Geometry | BoxGeometry:
     return Geometry.usual(settings, _Sizes(int(size.height / share), int(size.width / share)))
 
 
+def of_timm(settings: Any) -> Geometry | BoxGeometry:
+    """timm: of the resized image, crop_pct is the given size; its shorter side, or with "squash" both."""
+    asked = settings.data_config
+    (colors, height, width), mode = asked["input_size"], asked["crop_mode"]
+    if colors != 3 or not (mode == "squash" or (mode == "center" and height == width)):
+        raise unsupported(
+            'timm\'s crop_mode must be "squash", or "center" of a square, and the image have three colors'
+        )
+    resized = math.floor(height / asked["crop_pct"]), math.floor(width / asked["crop_pct"])
+    return Geometry((height, width), resized if mode == "squash" else None, resized[0], rounds=True)
+
+
 # Image processors of transformers with a resize of their own.
 OWN_GEOMETRIES = {
     "ConvNextImageProcessor": of_convnext,
     "LevitImageProcessor": of_levit,
     "PoolFormerImageProcessor": of_poolformer,
+    "TimmWrapperImageProcessor": of_timm,
 }
 
 

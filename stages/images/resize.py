@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from PIL.Image import Resampling
 from torch import Tensor
 
 from stages.images.devices import group_places, has_kernels_for, split_batches
-from stages.images.geometry import BoxGeometry, Geometry, PatchGeometry
+from stages.images.geometry import AnyGeometry, EdgeGeometry, Geometry, PatchGeometry, Size
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -272,7 +272,7 @@ class Resizer:
     """Resizes, crops and normalizes images: exactly as a stock processor."""
 
     def __init__(
-        self, settings: Any, geometry: Geometry | BoxGeometry | PatchGeometry, device: str, dtype: torch.dtype
+        self, settings: Any, geometry: AnyGeometry | PatchGeometry, device: str, dtype: torch.dtype
     ) -> None:
         """settings: an image processor of transformers. Raises ValueError if it asks for a filter that is not
         supported."""
@@ -325,33 +325,39 @@ class Resizer:
 class ImageProcessor(Resizer):
     """Images of any size to one batch [images, 3, height, width]: exactly the pixels of a stock processor."""
 
+    geometries: ClassVar[type[Geometry | EdgeGeometry]] = Geometry
+
     def __init__(self, settings: Any, device: str, dtype: torch.dtype) -> None:
         """settings: an image processor of transformers that resizes, crops, scales and normalizes.
         Raises ValueError if it asks for anything else."""
-        self.geometry = Geometry.of(settings)
+        self.geometry = self.geometries.of(settings)
         super().__init__(settings, self.geometry, device, dtype)
 
+    def size_for(self, image: Tensor) -> Size:
+        """Height and width of the input for an image."""
+        return self.geometry.kept or self.geometry.place(*image.shape[1:]).kept
+
     def __call__(self, pixels: Sequence[Tensor]) -> Tensor:
-        """pixels: uint8 [3, height, width] each, on the device, of any sizes."""
+        """pixels: uint8 [3, height, width] each, on the device, of any sizes whose inputs have the same size."""
         by_kernels = self.antialias and has_kernels_for(pixels[0])
         prepared = self.prepare_with_kernels(pixels) if by_kernels else self.prepare_in_torch(pixels)
         return prepared.flip(1) if self.flips else prepared
 
     def prepare_in_torch(self, pixels: Sequence[Tensor]) -> Tensor:
-        return self._collect(len(pixels), self.resize(pixels))
+        return self._collect(pixels, self.resize(pixels))
 
     def prepare_with_kernels(self, pixels: Sequence[Tensor]) -> Tensor:
         axes = [self._axes(*image.shape[1:]) for image in pixels]
-        if not isinstance(self.geometry, BoxGeometry):
+        if isinstance(self.geometry, Geometry):
             return resize_with_kernels(pixels, axes, self.mean, self.deviation, self.dtype)
         resized = (
             resize_to_bytes_with_kernels([image], [pair]) for image, pair in zip(pixels, axes, strict=True)
         )
-        return self._collect(len(pixels), (([place], image) for place, image in enumerate(resized)))
+        return self._collect(pixels, (([place], image) for place, image in enumerate(resized)))
 
-    def _collect(self, count: int, parts: Iterable[tuple[Sequence[int], Tensor]]) -> Tensor:
+    def _collect(self, pixels: Sequence[Tensor], parts: Iterable[tuple[Sequence[int], Tensor]]) -> Tensor:
         """One batch of resized images, by their places. Padding is 0 after it is normalized."""
-        batch = self.mean.repeat(count, 1, 1, 1).expand(-1, -1, *self.geometry.kept).contiguous()
+        batch = self.mean.repeat(len(pixels), 1, 1, 1).expand(-1, -1, *self.size_for(pixels[0])).contiguous()
         for places, resized in parts:
             batch[places, :, : resized.shape[2], : resized.shape[3]] = resized.float()
         return self.normalize(batch)

@@ -129,8 +129,8 @@ def find_kind(models: Sequence[Known], folder: str) -> tuple[type[PreTrainedMode
     """The class of the model in a folder, which must be one of these, and the content of its config.json.
     Raises StageUnusable."""
     config = read_config(Path(folder) / "config.json")
-    model_type = str(config.get("model_type"))
-    model = choose_model(models, model_type, name_model(Path(folder))[1])
+    model_type, name = name_model(Path(folder))
+    model = choose_model(models, model_type, name)
     if model is None:
         types = ", ".join(dict.fromkeys(model.type for model in models))
         raise StageUnusable(

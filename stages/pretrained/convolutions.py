@@ -37,8 +37,9 @@ def find_pairs(network: nn.Module) -> Iterator[tuple[nn.Module, str, str]]:
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """True also for frozen batch norms: each model of transformers has its own class for them."""
-    return "BatchNorm" in type(module).__name__
+    """True also for frozen batch norms, of which each model of transformers has its own class; not for those of timm that
+    also activate."""
+    return "BatchNorm" in (name := type(module).__name__) and "Act" not in name
 
 
 def fold(convolution: Any, norm: Any) -> None:

@@ -228,14 +228,15 @@ def find_template(processor: Any, folder: str) -> str:
     return str(template)
 
 
-def ask(processor: Any, prompt: str, folder: str) -> str:
-    """The text of a chat with one image and the prompt, if it is not empty, up to the model's answer.
-    Raises StageUnusable."""
+def ask(processor: Any, prompt: str, folder: str, instruction: str = "") -> str:
+    """The text of a chat with one image and the prompt, if it is not empty, up to the model's answer. instruction: what the
+    system says first, if anything. Raises StageUnusable."""
+    system = [{"role": "system", "content": [{"type": "text", "text": instruction}]}] if instruction else []
     words = [{"type": "text", "text": prompt}] if prompt else []
     content = [{"type": "image"}, *words]
     try:
         question: str = processor.apply_chat_template(
-            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+            [*system, {"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
         )
     except Exception as error:  # the template is a program
         raise StageUnusable(f"the chat template in {folder} cannot be used: {first_line(error)}") from error

@@ -27,8 +27,8 @@ from stages.yolo.descriptor import YOLO
 
 BUILT_IN = (OCR, YOLO, CLIP, BLIP)  # those that run unless the configuration says otherwise
 STAGES, SOURCES, PROBLEMS = plugins.gather((*BUILT_IN, CLASSIFIER, HASH))
-# Those with variants run after these.
-ORDER = tuple(name for name, stage in STAGES.items() if not stage.has_variants)
+# Others, which have variants, run after these.
+ORDER = tuple(name for name, stage in STAGES.items() if stage in BUILT_IN or not stage.has_variants)
 FAKE = Backend(  # of every stage
     place="stages.registry.fake:FakeStage",
     options=FakeOptions,
@@ -62,6 +62,11 @@ def kind_of(name: str) -> str:
     kind, _, variant = name.partition("_")
     is_variant = kind in STAGES and STAGES[kind].has_variants and plugins.NAME.fullmatch(variant)
     return kind if is_variant else name
+
+
+def list_variants(kind: str, names: Iterable[str]) -> list[str]:
+    """Of these stages those that have a stage's descriptor, in the order in which they run."""
+    return sort_stages(name for name in names if kind_of(name) == kind)
 
 
 def has_stage(name: str) -> bool:

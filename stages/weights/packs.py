@@ -303,7 +303,8 @@ def resolve_beside(
                 shared[role], notice = Path(specs[other].files[part]), specs[other].notice
     spec = resolve(pack, stage, overrides, files=shared, notice=notice)
     used = [specs[name].fingerprint for name in described.uses if name in specs]
-    if used and described not in registry.BUILT_IN:  # visiond's own stages share files instead
+    # visiond's own stages share files instead
+    if used and registry.STAGES[registry.kind_of(stage)] not in registry.BUILT_IN:
         return msgspec.structs.replace(spec, fingerprint=digest([spec.fingerprint, *used]))
     return spec
 
@@ -345,7 +346,7 @@ def explain_no_weights(pack: Pack, stage: str, backend: str) -> str:
     by = f' that the backend "{backend}" takes' if backend else ""
     present = list(pack.manifest.stages)
     place = f" Name it under [stages.{present[0]}]." if len(present) == 1 and present != [stage] else ""
-    if registry.find_stage(stage).has_variants:  # no pack of visiond has one
+    if stage not in registry.ORDER:  # no pack of visiond has one
         place = f' Set model in the table of each {stage}, for example model = "/srv/models/nsfw".'
     return f"{pack.folder} has no weights for {stage}{by}; it has {', '.join(present) or 'none'}.{place}"
 

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from codecs import BOM_UTF8
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -211,7 +211,7 @@ def plan(hub: Hub, reference: Reference, listing: Listing, *, allow_pickle: bool
         folder = Path(temporary)
         try:
             hub.download(repository, listing.commit, [CONFIG], folder)
-            stage, backend, model = recognize(repository, folder)
+            stage, backend, model = recognize(repository, folder, listing.files)
             recognition.check_parts(model, listing.files, repository)
             weights = choose_weights(hub, repository, listing, folder)
         except PackError as error:
@@ -260,13 +260,13 @@ def finish(order: Download, folder: Path, progress: Print) -> None:
         assembly.convert_weights(order.model, folder)
 
 
-def recognize(repository: str, folder: Path) -> tuple[str, str, KnownModel]:
-    """The stage and the backend that take the model of a config.json. Raises PackError with the nearest model
-    that one takes."""
+def recognize(repository: str, folder: Path, files: Collection[str]) -> tuple[str, str, KnownModel]:
+    """The stage and the backend that take the model of a config.json, in a repository with these files. Raises PackError
+    with the nearest model that one takes."""
     model_type, kind = recognition.name_model(folder)
     for stage, described in registry.STAGES.items():
         for name, backend in described.backends.items():
-            names = {model.name for model in backend.models if model.type == model_type}
+            names = {model.name for model in backend.models if model.fits(model_type, files)}
             if names and (kind in names or not recognition.is_classifier(kind)):
                 return stage, name, recognition.check_config(backend.models, folder)
     raise PackError(

@@ -25,8 +25,20 @@ DETECTORS = tuple(
         ("deimv2", "Deimv2", "DEIMv2"),
         ("rf_detr", "RfDetr", "RF-DETR"),
         ("lw_detr", "LwDetr", "LW-DETR"),
+        ("detr", "Detr", "DETR"),
+        ("conditional_detr", "ConditionalDetr", "Conditional DETR"),
+        ("deformable_detr", "DeformableDetr", "Deformable DETR"),
+        ("dab-detr", "DabDetr", "DAB-DETR"),
+        ("yolos", "Yolos", "YOLOS"),
     )
 )
+OF_ANY_SHAPE = (
+    "detr",
+    "conditional_detr",
+    "deformable_detr",
+    "dab-detr",
+    "yolos",
+)  # their images keep their proportions
 OPEN_VOCABULARY = (KnownModel("owlv2", "Owlv2ForObjectDetection", "OWLv2", has_size=True),)
 
 LeastScore = Annotated[Fraction, Meta(description="Objects with a lower score are not in the result.")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -334,3 +335,10 @@ CAPTIONERS: dict[str, Callable[[Path], None]] = {
     "blip": make_blip,
     "blip-2": make_blip2(OPT),
 }
+
+
+def save_qwen_embedding(folder: Path) -> None:
+    """Qwen3-VL-Embedding: a model that writes, but for a file that says how to make embeddings."""
+    CAPTIONERS["qwen3_vl"](folder)
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+    (folder / "modules.json").write_text(json.dumps(modules))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,9 @@ VIT = {
 }
 
 
+HEADS_OF_DETR = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+OF_ANY_SHAPE: dict[str, Any] = {"size": {"shortest_edge": 64, "longest_edge": 640}}
+
 Make = Callable[[str], Path]
 
 
@@ -93,17 +97,39 @@ def draw_weights(model: PreTrainedModel, spread: float = 0.3, gain: float = 1.5)
             nn.init.ones_(module.weight)  # RT-DETR's are drawn near 0, where all proposals are nearly equal
 
 
-def make_detector(name: str, settings: dict[str, Any], backbone: Any, side: int) -> Callable[[Path], None]:
+def draw_tokens(model: PreTrainedModel) -> None:
+    """Those of YOLOS, which are all alike before a training."""
+    generator = torch.Generator().manual_seed(SEED)
+    for name, parameter in model.named_parameters():
+        if name.startswith("vit.") and name.endswith(("detection_tokens", "position_embeddings")):
+            parameter.data = torch.randn(parameter.shape, generator=generator)
+
+
+def make_detector(
+    name: str, settings: dict[str, Any], backbone: Any, side: int, processor: str = "RTDetr", **preparing: Any
+) -> Callable[[Path], None]:
+    """processor: the start of its name. preparing: its settings, where it makes no squares."""
+    preparing = preparing or {"size": {"height": side, "width": side}, "do_pad": False}
+
     def save(folder: Path) -> None:
-        config = getattr(transformers, f"{name}Config")(backbone_config=backbone, **settings)
+        given = {"backbone_config": backbone} if backbone else {}
+        config = getattr(transformers, f"{name}Config")(**given, **settings)
         model = make_model(f"{name}ForObjectDetection", config)
-        draw_weights(model, gain=1.2)
+        draw_weights(model, gain=3.0 if preparing == OF_ANY_SHAPE else 1.2)
+        draw_tokens(model)
         model.save_pretrained(folder)
-        kind = {"RfDetr": "RfDetr", "LwDetr": "DeformableDetr"}.get(name, "RTDetr")
-        processor = getattr(transformers, f"{kind}ImageProcessor")
-        processor(size={"height": side, "width": side}, do_pad=False).save_pretrained(folder)
+        getattr(transformers, f"{processor}ImageProcessor")(**preparing).save_pretrained(folder)
 
     return save
+
+
+def make_detr(
+    name: str, processor: str, out: tuple[str, ...] = ("stage4",), **settings: Any
+) -> Callable[[Path], None]:
+    """A DETR as published, whose images keep their shape."""
+    shared = SMALL | {"encoder_layers": 2, "encoder_ffn_dim": 48, "num_queries": 20} | settings
+    backbone = None if "backbone" in settings else transformers.ResNetConfig(**RESNET, out_features=list(out))
+    return make_detector(name, shared | HEADS_OF_DETR, backbone, 0, processor, **OF_ANY_SHAPE)
 
 
 DETECTORS = {
@@ -130,13 +156,52 @@ DETECTORS = {
         WINDOWED,
         transformers.RfDetrDinov2Config(**VIT, image_size=112, patch_size=14, num_windows=2),
         112,
+        "RfDetr",
     ),
     "lw_detr": make_detector(
         "LwDetr",
         WINDOWED | {"projector_scale_factors": [1.0]},
         transformers.LwDetrViTConfig(**VIT, image_size=128, pretrain_image_size=128, num_windows=4),
         128,
+        "DeformableDetr",
     ),
+    "detr": make_detr("Detr", "Detr"),
+    "conditional_detr": make_detr("ConditionalDetr", "ConditionalDetr"),
+    "dab-detr": make_detr("DabDetr", "ConditionalDetr", hidden_size=32),
+    "deformable_detr": make_detr(
+        "DeformableDetr", "DeformableDetr", ("stage2", "stage3", "stage4"), d_model=64
+    ),
+    "yolos": make_detector(
+        "Yolos",
+        {
+            "image_size": [64, 96],
+            "num_detection_tokens": 20,
+            "hidden_size": 32,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "intermediate_size": 48,
+            "id2label": LABELS,
+        },
+        None,
+        0,
+        "Yolos",
+        **OF_ANY_SHAPE,
+    ),
+}
+
+
+def save_with_timm(kind: str, folder: Path) -> None:
+    """A DETR whose backbone is of timm, with a config.json as its authors published it."""
+    WITH_TIMM[kind](folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["backbone_config"]
+    published = {"use_timm_backbone": True, "backbone": "test_resnet", "use_pretrained_backbone": True}
+    (folder / "config.json").write_text(json.dumps(config | published))
+
+
+WITH_TIMM = {
+    "detr": make_detr("Detr", "Detr", backbone="test_resnet"),
+    "dab-detr": make_detr("DabDetr", "ConditionalDetr", hidden_size=32, backbone="test_resnet"),
 }
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -128,6 +131,8 @@ WITH_TEXT = ("clip", "metaclip_2", "siglip")
 
 def save(kind: str, folder: Path, *, end: str = "", **settings: Any) -> PreTrainedModel:
     """A small model of a model_type, with its image processor. end: of the name of its class."""
+    if kind == "timm_wrapper":
+        return save_with_timm(folder, **settings)
     name, config, processor, preparing = KINDS[kind]
     if kind in WITH_TEXT:
         text = TOWER | {"vocab_size": 20, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
@@ -138,6 +143,30 @@ def save(kind: str, folder: Path, *, end: str = "", **settings: Any) -> PreTrain
     calm(model)
     model.save_pretrained(folder)
     getattr(transformers, f"{processor}ImageProcessor")(**preparing).save_pretrained(folder)
+    return model
+
+
+def save_with_timm(folder: Path, **settings: Any) -> Any:
+    """A model of timm, with a config.json as in its repositories."""
+    timm = pytest.importorskip("timm", reason="timm is not installed: make tools")
+    torch.manual_seed(1)
+    prepared = {
+        "input_size": [3, 160, 160],
+        "interpolation": "bicubic",
+        "crop_pct": 0.95,
+        "crop_mode": "center",
+    }
+    prepared |= {"mean": [0.5, 0.4, 0.5], "std": [0.5, 0.5, 0.6]} | settings.pop("pretrained_cfg", {})
+    config = {
+        "architecture": "test_vit",
+        "num_classes": len(LABELS),
+        "label_names": [*LABELS.values()],
+    } | settings
+    model = timm.create_model(config["architecture"], num_classes=config["num_classes"]).eval()
+    draw_weights(model)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config | {"pretrained_cfg": prepared}))
+    save_file(model.state_dict(), folder / "model.safetensors")
     return model
 
 
@@ -161,5 +190,5 @@ def calm(model: PreTrainedModel) -> None:
 
 
 CLASSIFIERS: dict[str, Callable[[Path], Any]] = {
-    kind: (lambda folder, kind=kind: save(kind, folder)) for kind in KINDS
+    kind: (lambda folder, kind=kind: save(kind, folder)) for kind in (*KINDS, "timm_wrapper")
 }

@@ -12,7 +12,7 @@ from stages.registry import registry
 from tests.stages import captioners, checkpoints, classifiers, readers
 from tests.stages.blip import test_captions
 from tests.stages.classifier import test_stage as test_classifier
-from tests.stages.clip import test_families
+from tests.stages.clip import test_chat, test_families
 from tests.stages.hash import test_stage as test_hash
 from tests.stages.ocr import test_sizes, textnets
 from tests.stages.reading import test_reading
@@ -20,7 +20,7 @@ from tests.stages.yolo import test_detr, test_owlv2, test_stage
 
 SMALL = {
     "yolo": {**checkpoints.DETECTORS, "owlv2": checkpoints.save_owlv2},
-    "clip": checkpoints.TOWERS,
+    "clip": {**checkpoints.TOWERS, "qwen3_vl": captioners.save_qwen_embedding},
     "blip": captioners.CAPTIONERS,
     "ocr": readers.READERS | textnets.TEXTNETS,
     "classifier": classifiers.CLASSIFIERS,
@@ -30,6 +30,7 @@ EQUAL: dict[str, Callable[..., None]] = {
     "yolo": test_detr.test_answers_are_those_of_transformers,
     "yolo-owlv2": test_owlv2.test_answers_are_those_of_transformers,
     "clip": test_families.test_embeddings_and_tags_are_those_of_transformers,
+    "clip-chat": test_chat.test_embeddings_are_those_of_the_authors_script,
     "blip": test_captions.test_tokens_are_those_of_transformers,
     "classifier": test_classifier.test_labels_and_scores_are_those_of_transformers,
     "ocr": test_reading.test_tokens_are_those_of_transformers,

@@ -25,7 +25,8 @@ HEADS = ("class_embed", "bbox_embed", "enc_score_head", "enc_bbox_head", "enc_ou
 
 
 class DetectorLearner(Learner):
-    """RF-DETR, D-FINE and the others of transformers that the stage YOLO takes. The loss is the model's own."""
+    """RF-DETR, D-FINE and the others of transformers that the stage YOLO takes with images of one size. The loss is the
+    model's own."""
 
     kind: ClassVar[Kind] = Kind.OBJECTS
     heads = HEADS

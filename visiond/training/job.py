@@ -12,7 +12,9 @@ from daemon.core.errors import WrongArgument
 from daemon.core.labels import Kind
 from daemon.layout.layout import pack_errors
 from stages.contract.manifest import Manifest
+from stages.contract.recognition import name_model
 from stages.weights.packs import Pack, resolve
+from stages.yolo.descriptor import OF_ANY_SHAPE
 from visiond.training.data import Data
 from visiond.training.trainer import TrainerSettings
 
@@ -54,10 +56,11 @@ def find_base(task: Task, name: str, config: Config) -> tuple[str, str]:
         folder = config.models.folder
         nothing = Pack(folder, Manifest(name="none"), folder, folder, base=Path.cwd())
         spec = resolve(nothing, stage, {"model": name})
-    if spec.backend != "transformers":
-        raise WrongArgument(
-            f"{name} cannot be trained: it is of the backend {spec.backend}. docs/training.md lists what can be."
-        )
+    why = "" if spec.backend == "transformers" else f"it is of the backend {spec.backend}"
+    if not why and (kind := name_model(Path(spec.files["model"]))[0]) in OF_ANY_SHAPE:
+        why = f'models of its model_type, "{kind}", take images of any shape'
+    if why:
+        raise WrongArgument(f"{name} cannot be trained: {why}. docs/training.md lists what can be.")
     return spec.files["model"], spec.provenance.title or name
 
 

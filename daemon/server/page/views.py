@@ -20,9 +20,10 @@ from daemon.search.entries import FIELDS
 from daemon.search.marking import Part, excerpt, split_at_words
 from daemon.search.query import Term
 from daemon.search.searcher import By, Hit
+from stages.blip.descriptor import BLIP
 from stages.classifier.descriptor import CLASSIFIER
 from stages.contract.binning import describe, likely_tags, text_of
-from stages.registry.registry import kind_of, sort_stages
+from stages.registry.registry import list_variants
 
 SHORT_TEXT = 160  # characters on a card
 MOST_SCORES = 5  # of a classifier, on the page of an image
@@ -63,6 +64,7 @@ class View:
     hit: Hit | None = None
     terms: tuple[Term, ...] = ()
     caption: str = ""
+    captions: str = ""  # the others
     text: str = ""
     tags: list[tuple[str, float]] = field(default_factory=list)
     objects: list[tuple[str, int]] = field(default_factory=list)
@@ -79,13 +81,15 @@ class View:
         texts = {
             "text": f"{self.reason}: {self.detail}" if self.state == "failed" else self.text,
             "caption": self.caption,
+            "captions": self.captions,
             "tags": ", ".join(likely_tags(self.tags)),
             "objects": ", ".join(label for label, _ in self.objects),
             "name": self.name,
             "folder": self.place,
         }
-        # The index has the whole path under "name".
-        return split_at_words(texts[name], self.terms, "name" if name == "folder" else name)
+        # The index has the whole path under "name", and all captions in one field.
+        field = {"folder": "name", "captions": "caption"}.get(name, name)
+        return split_at_words(texts[name], self.terms, field)
 
     @property
     def short_text(self) -> list[Part]:
@@ -101,10 +105,10 @@ class View:
             return ""
         found = []
         if self.hit.by is not By.meaning:
-            names = {"text": "reason"} if self.state == "failed" else {}
+            names = {"captions": "further captions"} | ({"text": "reason"} if self.state == "failed" else {})
             places = [
                 names.get(name, name)
-                for name in (*FIELDS, "folder")
+                for name in (*FIELDS, "folder", "captions")
                 if any(part.is_match for part in self.marked(name))
             ]
             found.append(f"has the words in its {' and '.join(places)}" if places else "has the words")
@@ -166,6 +170,7 @@ def view_of(record: Record, hit: Hit | None = None, terms: tuple[Term, ...] = ()
         hit=hit,
         terms=terms,
         caption=caption.get("text") or "",
+        captions="\n".join(text for _, text in list_captions(document)),
         text=_why(record) if record.status in WITHOUT_RESULT else " ".join(text_of(ocr).split("\n")),
         tags=[(tag["label"], tag["score"]) for tag in clip.get("tags", ())],
         objects=[(label, labels.count(label)) for label in dict.fromkeys(labels)],
@@ -233,8 +238,14 @@ def list_scores(result: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 def list_classes(document: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, float]]]]:
     """Of each classifier its name, and its labels with the highest scores."""
-    stages = sort_stages(name for name in document.get("models", {}) if kind_of(name) == CLASSIFIER.name)
+    stages = list_variants(CLASSIFIER.name, document.get("models", {}))
     return [(name, list_scores(document[name])) for name in stages]
+
+
+def list_captions(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Of each captioner but the main one its name, and its caption."""
+    stages = list_variants(BLIP.name, document.get("models", {}))
+    return [(name, document[name]["text"]) for name in stages if name != BLIP.name]
 
 
 def describe_one(record: Record) -> dict[str, Any]:
@@ -247,6 +258,7 @@ def describe_one(record: Record) -> dict[str, Any]:
         "document": document,
         "provenance": record.provenance(),
         "text": text_of(document.get("ocr") or {}),
+        "captions": list_captions(document),
         "classes": list_classes(document),
         "criteria": describe(document["bin"]) if document else [],
         "comparisons": compare_looks(document),

@@ -36,12 +36,12 @@ def test_a_process_that_gets_the_configuration_as_data_has_their_tables_too() ->
         (
             {"stages": {"classifier_Safety": {}}},
             'stages.classifier_Safety: "Safety" cannot stand behind classifier_: write a lowercase letter, and then lowercase '
-            "letters and digits, for example classifier_safety.",
+            "letters and digits, for example classifier_second.",
         ),
         (
             {"pipeline": {"stages": ["classifier_not_safe"]}},
             'pipeline.stages: "not_safe" cannot stand behind classifier_: write a lowercase letter, and then lowercase letters '
-            "and digits, for example classifier_safety.",
+            "and digits, for example classifier_second.",
         ),
         ({"stages": {"ocr_2": {}}}, 'stages.ocr_2: no stage "ocr_2" is installed; did you mean "ocr"?'),
         (

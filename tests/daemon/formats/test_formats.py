@@ -13,6 +13,7 @@ import tarfile
 from contextlib import redirect_stdout
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
@@ -23,7 +24,7 @@ from PIL import Image
 from daemon.cli.results import Format
 from daemon.core.labels import Kind, Label, ObjectLabel
 from daemon.core.messages import Output
-from daemon.formats.answered import Answered
+from daemon.formats.answered import Answered, ImageAnswers
 from daemon.formats.formats import FOLDERS
 from daemon.ledger.record import Record
 from daemon.results.datasets import name_images, name_inboxes
@@ -132,6 +133,23 @@ def test_pycocotools_reads_each_object_caption_and_line(tmp_path: Path, images: 
         assert [text.annToMask(each).any() for each in lines] == [True] * len(lines)
         assert [each["caption"] for each in captions.imgToAnns[image.record.id]] == [image.caption]
     assert sum(len(image.objects) for image in images) == len(instances.anns) > 20
+
+
+def test_the_main_caption_is_the_first_and_what_a_pack_does_not_know_is_none() -> None:
+    said: dict[str, Any] = {"text": "not a scene", "similarity": None}
+    further = {"text": "a red bicycle", "similarity": 0.3}
+    clip = {"clip": {"tags": []}}
+    for document, captions in (
+        (
+            {"caption": {"text": "a bicycle", "similarity": 0.2}, "blip_a": further},
+            ["a bicycle", "a red bicycle"],
+        ),
+        ({"blip_a": further}, ["a red bicycle"]),
+        ({"caption": said, "blip_a": further}, ["a red bicycle"]),
+        ({"blip_a": said, "classifier_a": {}}, []),
+    ):
+        answers = ImageAnswers(clip | document, (640, 480))
+        assert (answers.captions, answers.caption) == (captions, (captions or [""])[0])
 
 
 def test_answers_held_against_themselves_are_all_right_by_coco(

@@ -12,6 +12,7 @@ from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
 
 from stages.classifier.recognition import CLASSIFIERS, list_labels
+from stages.contract import timm
 from stages.contract.manifest import PackError
 from stages.weights.packs import open_pack, resolve
 from tests.stages import classifiers
@@ -30,7 +31,6 @@ LEFT_OUT = {
         "siglip2",
         "textnet",
     ),
-    "timm_wrapper",
 }
 
 
@@ -82,14 +82,6 @@ def test_two_variants_have_fingerprints_of_their_own(siglip: Path, tmp_path: Pat
     ("config", "message"),
     [
         (
-            {"architecture": "resnet50", "num_classes": 1000, "pretrained_cfg": {"tag": "a1_in1k"}},
-            "holds a model of the library timm, which visiond does not use. Take a classifier that transformers has itself",
-        ),
-        (
-            {"architectures": ["TimmWrapperForImageClassification"], "model_type": "timm_wrapper"},
-            "holds a model of the library timm",
-        ),
-        (
             {"architectures": ["Siglip2ForImageClassification"], "model_type": "siglip2"},
             r'holds a Siglip2ForImageClassification \(model_type "siglip2"\), which visiond does not take. .*, ViT, ViT MSN\.',
         ),
@@ -99,6 +91,38 @@ def test_other_classifiers_are_refused_by_name(config: dict[str, Any], message: 
     folder = write_config(tmp_path / "other", **config)
     with pytest.raises(PackError, match=message):
         open_pack(folder, tmp_path)
+
+
+def test_a_model_of_timm_is_refused_without_that_library_or_without_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "vit"
+    classifiers.save("timm_wrapper", folder)
+    assert open_pack(folder, tmp_path / "one").manifest.stages.keys() == {"classifier"}
+    monkeypatch.setattr(timm, "has_timm", lambda: False)
+    with pytest.raises(PackError, match=r"/vit has parts of the library timm, .* 'visiond\[timm\]'"):
+        open_pack(folder, tmp_path / "two")
+    monkeypatch.undo()
+    classifiers.save("timm_wrapper", tmp_path / "features", num_classes=0, label_names=[])
+    with pytest.raises(PackError, match="/features holds a model without classes"):
+        open_pack(tmp_path / "features", tmp_path / "three")
+
+
+@pytest.mark.parametrize("count", [1000, 11821, 7])
+def test_classes_of_timm_without_names_are_those_of_imagenet_or_have_numbers(
+    count: int, tmp_path: Path
+) -> None:
+    pytest.importorskip("timm", reason="timm is not installed: make tools")
+    config = {
+        "architecture": "test_vit",
+        "num_classes": count,
+        "pretrained_cfg": {"input_size": [3, 160, 160]},
+    }
+    folder = write_config(tmp_path / "vit", **config)
+    expected = AutoConfig.from_pretrained(folder).id2label
+    ours = list_labels(folder)
+    assert len(ours) == len({*ours}) == len(expected) == count
+    assert [label.removesuffix(f" ({place})") for place, label in enumerate(ours)] == [*expected.values()]
 
 
 def test_without_a_model_the_stage_is_refused_with_the_key_to_set(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, GemmaTokenizer
 from transformers.tokenization_utils_base import generate_merges
 
-from stages.clip.descriptor import CLIP, TOWERS, Clip
+from stages.clip.descriptor import FLEXIBLE, MODELS, TOWERS, Clip
 from stages.clip.embeddings import TextTower, decode_embedding
 from stages.contract.base import Image, StageUnusable
 from stages.contract.manifest import digest_folder
@@ -26,7 +26,7 @@ from tests.stages import checkpoints
 from tests.stages.checkpoints import Make, made_once
 from tests.stages.pictures import draw_image
 
-TYPES = [model.type for backend in CLIP.backends.values() for model in backend.models]
+TYPES = [model.type for model in (*MODELS, *FLEXIBLE)]
 LABELS = ["red circle", "a very unusual thing", "tree", "two blue tree"]
 
 

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
-from transformers import CLIPImageProcessor, RTDetrImageProcessor
+from transformers import CLIPImageProcessor, DetrImageProcessor, RTDetrImageProcessor, YolosImageProcessor
 from transformers.image_transforms import get_size_with_aspect_ratio
 from transformers.image_utils import get_image_size_for_max_height_width
 from transformers.models.siglip2.image_processing_siglip2 import get_image_size_for_max_num_patches
+from transformers.models.yolos.image_processing_yolos import get_size_with_aspect_ratio_yolos
 
-from stages.images.geometry import BoxGeometry, Geometry, PatchGeometry
+from stages.images.geometry import BoxGeometry, EdgeGeometry, Geometry, PatchGeometry
 
 
 def test_a_crop_is_the_middle_of_the_resized_image() -> None:
@@ -48,6 +50,29 @@ def test_in_a_box_an_image_is_as_large_as_in_transformers(size: tuple[int, int])
     assert (Geometry.of(within).kept, Geometry.of(edges).kept) == ((96, 96), (80, 81))
     assert Geometry.of(within).place(*size).resized == get_image_size_for_max_height_width(size, 64, 90)
     assert Geometry.of(edges).place(*size).resized == get_size_with_aspect_ratio(size, 48, 80)
+
+
+def test_an_image_that_keeps_its_shape_is_as_large_as_in_transformers() -> None:
+    """Where that is not nothing, which it refuses."""
+    size = {"shortest_edge": 80, "longest_edge": 133}
+    detr, yolos = (
+        EdgeGeometry.of(DetrImageProcessor(size=size)),
+        EdgeGeometry.of(YolosImageProcessor(size=size)),
+    )
+    for height, width in itertools.product(range(1, 301, 7), range(2, 301, 3)):
+        one, other = detr.place(height, width), yolos.place(height, width)
+        expected = get_size_with_aspect_ratio((height, width), 80, 133)
+        rounded = get_size_with_aspect_ratio_yolos((height, width), 80, 133)
+        assert one == (tuple(max(side, 1) for side in expected), (0, 0), one.resized), (height, width)
+        assert other == (tuple(max(side, 16) for side in rounded), (0, 0), other.resized), (height, width)
+
+
+def test_an_image_that_is_padded_or_cropped_does_not_keep_its_shape() -> None:
+    boxed = DetrImageProcessor(
+        size={"shortest_edge": 80, "longest_edge": 133}, pad_size={"height": 133, "width": 133}
+    )
+    assert isinstance(EdgeGeometry.of(boxed), BoxGeometry)
+    assert isinstance(EdgeGeometry.of(CLIPImageProcessor()), Geometry)
 
 
 @pytest.mark.parametrize(

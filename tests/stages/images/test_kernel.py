@@ -6,13 +6,14 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from transformers import BlipImageProcessor, CLIPImageProcessor, RTDetrImageProcessor
+from transformers import BlipImageProcessor, CLIPImageProcessor, DetrImageProcessor, RTDetrImageProcessor
 
 from stages.images import resize
 from stages.images.devices import pixels_of
 from stages.images.resize import ImageProcessor
 from stages.pretrained import lanczos
 from stages.yolo import letterbox
+from stages.yolo.detr import DetectorProcessor
 from stages.yolo.letterbox import Letterbox, fill_canvases
 from tests.stages.pictures import draw_noise
 
@@ -61,6 +62,18 @@ def test_pixels_are_those_of_torchs_own_resize_of_bytes(
     with_kernels(monkeypatch)
     ours = ImageProcessor(settings, DEVICE, torch.float16)([picture.to(DEVICE) for picture in pictures])
     assert ours.is_contiguous()
+    assert torch.equal(ours.cpu(), theirs)
+
+
+def test_pixels_of_whole_images_are_those_of_torchs_own_resize_of_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pictures = pixels_of([draw_noise(20, 30), draw_noise(8, 12, 1)])
+    settings = DetrImageProcessor(size={"shortest_edge": 10, "longest_edge": 40})
+    theirs = DetectorProcessor(settings, "cpu", torch.float16)(pictures)
+    assert theirs.shape == (2, 3, 10, 15)
+    with_kernels(monkeypatch)
+    ours = DetectorProcessor(settings, DEVICE, torch.float16)([picture.to(DEVICE) for picture in pictures])
     assert torch.equal(ours.cpu(), theirs)
 
 

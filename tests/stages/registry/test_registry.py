@@ -27,9 +27,9 @@ def test_stages_run_in_the_order_of_the_pipeline() -> None:
     assert registry.ORDER == ("ocr", "yolo", "clip", "blip")
     assert list(registry.KEYS.values()) == ["ocr", "objects", "clip", "caption", "classifier", "hash"]
     assert registry.sort_stages(["gone", "blip", "also gone", "ocr"]) == ["ocr", "blip", "also gone", "gone"]
-    assert registry.sort_stages(["classifier_b", "blip", "classifier_a", "classifier"]) == [
-        *("blip", "classifier", "classifier_a", "classifier_b")
-    ]
+    assert registry.sort_stages(
+        ["classifier_b", "blip_b", "blip", "classifier_a", "classifier", "blip_a"]
+    ) == [*("blip", "blip_a", "blip_b", "classifier", "classifier_a", "classifier_b")]
 
 
 def test_a_variant_has_the_backends_and_the_results_of_its_stage_under_its_own_name() -> None:
@@ -50,7 +50,7 @@ def test_a_plug_in_may_have_variants_too(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(registry.STAGES, "quality", replace(CLASSIFIER, name="quality", key="quality"))
     assert registry.find_stage("quality_a").name == "quality_a"
     patterns = json.loads(json_schema())["$defs"]["Sidecar"]["patternProperties"]
-    assert [pattern.partition("_")[0] for pattern in patterns] == ["^classifier", "^hash", "^quality"]
+    assert [pattern.partition("_")[0] for pattern in patterns] == ["^blip", "^classifier", "^hash", "^quality"]
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,18 @@ def test_the_pack_inside_the_package_is_whole_and_small(tmp_path: Path) -> None:
     assert mini.manifest.trained or "random weights" in mini.notice
 
 
+def test_a_further_captioner_has_the_packs_captioner_and_the_clip_that_runs_before_it(tmp_path: Path) -> None:
+    mini, stages = open_pack("mini", tmp_path), (*ORDER, "blip_long")
+    options = {"blip_long": {"options": {"prompt": "a"}}}
+    *_, clip, blip, further = resolve_all(mini, stages, options)
+    assert further.files == blip.files
+    assert further.files["clip"] == clip.files["model"]
+    assert (further.name, further.options["prompt"], blip.options.get("prompt")) == ("blip_long", "a", None)
+    *_, other_tags, _, same = resolve_all(mini, stages, options | {"clip": {"options": {"labels": []}}})
+    assert other_tags.fingerprint != clip.fingerprint
+    assert same.fingerprint == further.fingerprint != blip.fingerprint  # as the tags change no caption
+
+
 def test_an_unknown_pack_is_refused_with_the_nearest_known_one(pack: Pack) -> None:
     with pytest.raises(UnknownName, match='there is no pack or model "smal"; did you mean "small"'):
         open_pack("smal", pack.models_folder)

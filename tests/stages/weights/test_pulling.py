@@ -27,6 +27,7 @@ from stages.weights.packs import (
     resolve_all,
     verify,
 )
+from stages.weights.pulling import recognize
 from stages.weights.standard import pull_model, pull_standard
 from stages.yolo import structure
 from tests.stages import checkpoints, readers
@@ -227,8 +228,8 @@ def test_only_the_files_that_are_needed_are_downloaded(hub: FolderHub, models: P
     ("config", "message"),
     [
         (
-            {"model_type": "detr", "architectures": ["DetrForObjectDetection"]},
-            r'me/x holds DetrForObjectDetection \(model_type "detr".*no backend takes; the nearest .* RF-DETR, for example rf',
+            {"model_type": "other_detr", "architectures": ["OtherForObjectDetection"]},
+            r'holds OtherForObjectDetection \(model_type "other_detr".*no backend takes; the nearest .*DETR, for example r',
         ),
         (
             {"model_type": "align", "architectures": ["AlignModel"]},
@@ -276,13 +277,21 @@ def test_a_model_that_no_backend_takes_is_refused_before_its_weights_are_downloa
     assert not models.exists()
 
 
+def test_a_repository_with_a_list_of_modules_is_of_an_embedding_model(tmp_path: Path) -> None:
+    """As its config.json is that of the model that it was made of."""
+    config = {"model_type": "qwen3_vl", "architectures": ["Qwen3VLForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for files, stage in ((["modules.json"], "clip"), ([], "blip")):
+        assert recognize("me/x", tmp_path, files)[:2] == (stage, "chat")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"resample": 4}, r"me/finder cannot be used: .* resample = 4, which is not supported"),
         (
             {"size": {"shortest_edge": 64, "longest_edge": 99}, "do_pad": True},
-            "me/finder cannot be used: .*or pad to",
+            "the model in me/finder takes images of one size, .* Write a height and a width there",
         ),
     ],
 )

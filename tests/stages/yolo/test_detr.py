@@ -6,6 +6,7 @@ import functools
 import json
 import shutil
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoImageProcessor, AutoModelForObjectDetection
 
+from stages.contract import timm
 from stages.contract.base import Image, StageUnusable
 from stages.contract.manifest import PackError
 from stages.weights.packs import open_pack, resolve
@@ -77,7 +79,8 @@ def stock_answer(
     model, processor = load_stock(folder)
     with torch.inference_mode():
         output = model(**processor(images=[image.pixels], return_tensors="pt"))
-    queries = {"top_k": output.logits.shape[1]} if "Deformable" in type(processor).__name__ else {}
+    is_limited = "top_k" in signature(processor.post_process_object_detection).parameters
+    queries = {"top_k": output.logits.shape[1]} if is_limited else {}
     size = image.height, image.width
     if processor.do_pad and processor.pad_size:  # boxes are shares of what the model sees, padding too
         seen, scale = processor.pad_size, min(processor.size.max_height / side for side in size)
@@ -87,8 +90,9 @@ def stock_answer(
         )
     [found] = processor.post_process_object_detection(output, threshold=conf, target_sizes=[size], **queries)
     limit = torch.tensor([image.width, image.height] * 2)
-    labels = [model.config.id2label[number] for number in found["labels"].tolist()]
-    return labels, found["scores"].tolist(), found["boxes"].clamp(min=torch.zeros(4), max=limit)
+    scores, order = found["scores"].sort(descending=True)  # DETR's are in the order of its queries
+    labels = [model.config.id2label[number] for number in found["labels"][order].tolist()]
+    return labels, scores.tolist(), found["boxes"][order].clamp(min=torch.zeros(4), max=limit)
 
 
 def agree(
@@ -119,9 +123,49 @@ def test_answers_are_those_of_transformers(
         agree(answer, labels, scores, boxes, tolerance=1e-3 * max(image.width, image.height))
 
 
+@pytest.mark.parametrize("kind", ["detr", "dab-detr"])
+def test_answers_with_a_backbone_of_timm_are_those_of_transformers(
+    kind: str, tmp_path: Path, images: list[Image]
+) -> None:
+    """As config.json names it where the authors published the model."""
+    pytest.importorskip("timm", reason="timm is not installed: make tools")
+    folder = tmp_path / kind
+    checkpoints.save_with_timm(kind, folder)
+    for image, answer in zip(images, run(make_stage(folder, tmp_path / "none"), images), strict=True):
+        labels, scores, boxes = stock_answer(folder, image)
+        assert len(labels) > 2
+        agree(answer, labels, scores, boxes, tolerance=1e-3 * max(image.width, image.height))
+
+
+def test_without_timm_a_model_with_its_backbone_is_refused_with_what_to_type(
+    make_folder: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timm, "has_timm", lambda: False)
+    folder = shutil.copytree(make_folder("detr"), tmp_path / "detr")
+    for backbone in ({"backbone_config": {"model_type": "timm_backbone"}}, {"backbone_config": None}):
+        change(folder / "config.json", **backbone)
+        with pytest.raises(PackError, match=r"/detr has parts of the library timm, .* 'visiond\[timm\]'"):
+            resolve(open_pack(folder, tmp_path / "models"), "yolo")
+        shutil.rmtree(tmp_path / "models", ignore_errors=True)
+    change(folder / "config.json", use_timm_backbone=False)  # then it is one of transformers
+    assert resolve(open_pack(folder, tmp_path / "models"), "yolo").backend == "transformers"
+
+
+def test_a_model_for_images_of_one_size_is_refused_with_an_image_processor_for_any(
+    make_folder: Make, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(make_folder("lw_detr"), tmp_path / "lw_detr")
+    change(folder / "preprocessor_config.json", size={"shortest_edge": 64, "longest_edge": 96})
+    with pytest.raises(
+        StageUnusable, match=r"/lw_detr takes images of one size, .* Write a height and a width"
+    ):
+        make_stage(folder, tmp_path / "models")
+
+
 def pad(folder: Path) -> Path:
     """The image processor as transformers' example of training saves it."""
     box = json.loads((folder / "preprocessor_config.json").read_text())["size"]
+    box = box if "height" in box else {"height": 96, "width": 96}
     size = {f"max_{side}": 3 * length // 4 for side, length in box.items()}
     change(folder / "preprocessor_config.json", size=size, do_pad=True, pad_size=box)
     return folder

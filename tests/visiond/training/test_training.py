@@ -16,6 +16,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from daemon.config.loading import parse
+from daemon.core.errors import WrongArgument
 from daemon.core.labels import Kind
 from stages.contract.base import Limits
 from stages.contract.manifest import PackError
@@ -41,7 +43,7 @@ from tests.visiond.training.labelled import (
 from visiond.training.command import forget
 from visiond.training.data import Data, read_file
 from visiond.training.detector import DetectorLearner
-from visiond.training.job import read_job, write_job
+from visiond.training.job import find_base, read_job, write_job
 from visiond.training.launch import TrainingFailed, TrainingPlace, train
 from visiond.training.learning import TrainingImages
 from visiond.training.log import read_log
@@ -185,6 +187,15 @@ def test_a_killed_training_that_is_resumed_ends_with_the_same_weights(
     assert whole.keys() == again.keys()
     assert all(np.array_equal(whole[name], again[name]) for name in whole)
     assert losses_of(tmp_path / "killed") == losses_of(tmp_path / "whole")
+
+
+def test_a_detector_whose_images_keep_their_shape_is_refused_as_base(base: Make, tmp_path: Path) -> None:
+    config = parse({"inbox": [{"path": "in"}]}, tmp_path)
+    assert find_base("detector", str(base("lw_detr")), config)[0] == str(base("lw_detr"))
+    with pytest.raises(
+        WrongArgument, match=r'cannot be trained: .* model_type, "yolos", take images of any shape\.'
+    ):
+        find_base("detector", str(base("yolos")), config)
 
 
 def test_the_head_alone_learns_and_the_rest_stays(base: Make, data: Data, tmp_path: Path) -> None:
