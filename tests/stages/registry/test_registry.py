@@ -50,7 +50,12 @@ def test_a_plug_in_may_have_variants_too(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(registry.STAGES, "quality", replace(CLASSIFIER, name="quality", key="quality"))
     assert registry.find_stage("quality_a").name == "quality_a"
     patterns = json.loads(json_schema())["$defs"]["Sidecar"]["patternProperties"]
-    assert [pattern.partition("_")[0] for pattern in patterns] == ["^blip", "^classifier", "^hash", "^quality"]
+    assert [pattern.partition("_")[0] for pattern in patterns] == [
+        "^blip",
+        "^classifier",
+        "^hash",
+        "^quality",
+    ]
 
 
 @pytest.mark.parametrize(
