@@ -41,6 +41,7 @@ from daemon.terminal.options import (
     ConfigOption,
     Float16Option,
     ForceOption,
+    FormatOption,
     JsonOption,
     LabelsOption,
     LimitOption,
@@ -67,23 +68,6 @@ if TYPE_CHECKING:
 
 WATCH_PATIENCE_SECONDS = 3.0  # for an answer of the daemon, before `status --watch` says that there is none
 LEAST_SECONDS = 0.1  # between two looks of `status --watch`
-
-
-class Format(StrEnum):
-    csv = "csv"
-    jsonl = "jsonl"
-    parquet = "parquet"
-    coco = "coco"
-    yolo = "yolo"
-    label_studio = "label-studio"
-    cvat = "cvat"
-    huggingface = "huggingface"
-    webdataset = "webdataset"
-    captions = "captions"
-    hocr = "hocr"
-    alto = "alto"
-    xmp = "xmp"
-    xmp_adobe = "xmp-adobe"
 
 
 class ListedState(StrEnum):
@@ -259,12 +243,7 @@ def export(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="File or folder to write, or - for standard output.")
     ],
-    format: Annotated[
-        Format | None,
-        typer.Option(
-            "--format", "-f", help="Default: taken from the suffix of FILE; csv for standard output."
-        ),
-    ] = None,
+    format: FormatOption = None,
     bin: BinOption = None,
     ratio: RatioOption = "",
     where: WhereOption = None,
@@ -283,9 +262,9 @@ def export(
 ) -> None:
     """Write all results to one file, one row per image, or to a folder.
 
-    csv has counts, texts, labels, captions and bins; parquet also has boxes,
-    scores and embeddings; jsonl has the complete sidecars. The other formats
-    are folders for other programs: coco, yolo, label-studio, cvat,
+    csv has counts, texts, labels, captions and bins; parquet and lance also
+    have boxes, scores and embeddings; jsonl has the complete sidecars. lance
+    is a folder, and so are the other formats, for other programs: coco, yolo, label-studio, cvat,
     huggingface and webdataset are data sets, captions, hocr, alto and xmp
     have a file for each image. A file has one row, that of its newest
     version, if that is DONE. docs/results.md describes columns and formats.
@@ -294,6 +273,7 @@ def export(
       visiond export --models results.csv
       visiond export --format jsonl -
       visiond export --ratio A=0.4,B=0.4,C=0.2 results.parquet
+      visiond export results.lance
       visiond export --format yolo --where "object_count > 0" dataset
       visiond export --unique --near 0.95 results.csv
       visiond export -f label-studio --order disagreement --limit 500 tasks

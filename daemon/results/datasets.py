@@ -18,6 +18,7 @@ from daemon.core.errors import NotWritable, WrongArgument
 from daemon.core.labels import LookUp, no_labels
 from daemon.core.urls import is_url
 from daemon.formats.answered import Answered
+from daemon.formats.formats import FOLDERS, WITH_IMAGES
 from daemon.ledger.files import STDOUT, sync_folder, sync_folders, written_into
 from daemon.ledger.record import Record
 from daemon.system.mounts import Position, ask
@@ -76,6 +77,19 @@ def _is_same(image: Answered) -> bool:
         return False
     known = image.record.version
     return status.st_size == known.size and (image.record.has_moved or status.st_mtime_ns == known.mtime_ns)
+
+
+def write_images(
+    folder: Path,
+    format: str,
+    records: Iterable[Record],
+    inboxes: Mapping[bytes, str],
+    left_out: list[str],
+    labels: LookUp,
+) -> None:
+    """Make the files of a format in an empty folder. The rest: as of `name_images`. Raises WrongArgument."""
+    images = name_images(records, inboxes, left_out, labels)
+    FOLDERS[format](folder, keep_files(images, format) if format in WITH_IMAGES else images)
 
 
 def check_target(config: Config, file: Path, own: Path | None = None) -> None:

@@ -20,7 +20,6 @@ import pytest
 import yaml
 from PIL import Image
 
-from daemon.cli.results import Format
 from daemon.core.labels import Kind, Label, ObjectLabel
 from daemon.core.messages import Output
 from daemon.formats.answered import Answered
@@ -28,6 +27,7 @@ from daemon.formats.formats import FOLDERS
 from daemon.ledger.record import Record
 from daemon.results.datasets import name_images, name_inboxes
 from daemon.results.export import FILES
+from daemon.terminal.options import Format
 from tests.makers import make_outputs, make_record
 
 WITH_FILES = ("captions", "hocr", "alto", "xmp", "xmp-adobe", "yolo", "webdataset")  # for each image
@@ -104,7 +104,7 @@ def write(folder: Path, format: str, images: list[Answered]) -> Path:
 
 
 def test_the_command_has_every_format() -> None:
-    assert [format.value for format in Format] == [*FILES, *FOLDERS]
+    assert [format.value for format in Format] == [*FILES, "lance", *FOLDERS]
 
 
 @pytest.mark.filterwarnings(
