@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from array import array
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -341,7 +343,7 @@ def _find_first(
     progress: Progress,
     bins: Sequence[str],
     among: Collection[int] | None,
-) -> list[int]:
+) -> Sequence[int]:
     """The images of these bins, or among these, in which something disagrees, what disagrees most first."""
     from daemon.search.opening import make_searcher
     from daemon.search.query import Query
@@ -349,11 +351,13 @@ def _find_first(
     progress.begin("images")
     with contextlib.closing(make_searcher(config, reader, by_meaning=False)) as searcher:
         searcher.catch_up(progress.step)
-        found = searcher.disagreeing(Query().narrowed(bin=bins), order, 0, limit or MOST, among)
+        images = searcher.all_disagreeing(Query().narrowed(bin=bins), order)
+        wanted = (image for image in images if among is None or image in among)
+        found = array("q", islice(wanted, limit))
     progress.begin("rows")
-    if found.problem:
-        errors.print(f"[yellow]{printable(found.problem)}[/yellow]")
-    return [hit.image for hit in found.hits]
+    if trouble := searcher.index.trouble:
+        errors.print(f"[yellow]{printable(trouble)}[/yellow]")
+    return found
 
 
 def _find_near(
