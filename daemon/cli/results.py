@@ -264,14 +264,16 @@ def export(
 ) -> None:
     """Write all results to one file, one row per image, or to a folder.
 
-    csv has counts, texts, labels, captions and bins; parquet and lance also
-    have boxes, scores and embeddings; jsonl has the complete sidecars. lance
-    is a folder, and so are the other formats, for other programs: coco, yolo, label-studio, cvat,
-    huggingface and webdataset are data sets, captions, hocr, alto and xmp
-    have a file for each image. A file has one row, that of its newest
-    version, if that is DONE. docs/results.md describes columns and formats.
+    csv has counts, texts, labels, captions and bins; parquet and lance, which
+    is a folder, also have boxes, scores and embeddings; jsonl has the complete
+    sidecars. The other formats are folders for other programs: coco, yolo,
+    label-studio, cvat, huggingface and webdataset are data sets, captions,
+    hocr, alto and xmp have a file for each image. A file has one row, that of
+    its newest version, if that is DONE. docs/results.md describes columns and
+    formats.
 
     Examples:
+      visiond export results.parquet
       visiond export --models results.csv
       visiond export --format jsonl -
       visiond export --ratio A=0.4,B=0.4,C=0.2 results.parquet

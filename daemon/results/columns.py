@@ -77,6 +77,7 @@ class ExportColumns:
 
     def __init__(self, stages: Iterable[str], *, models: bool = False, labels: LookUp = no_labels) -> None:
         used = [find_stage(name) for name in stages]
+        self.stages = [stage.name for stage in used]
         self._plug_ins = list_columns(stage for stage in used if stage not in BUILT_IN)
         self._models = {f"{stage.name}_fingerprint": stage.name for stage in used} if models else {}
         self._better: Mapping[int, tuple[int, float]] | None = None

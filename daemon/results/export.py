@@ -20,7 +20,7 @@ from daemon.core.hints import command, quantity
 from daemon.core.labels import LookUp, no_labels
 from daemon.formats.cells import write_rows
 from daemon.formats.parquet import write_table
-from daemon.ledger.files import STDOUT, written_whole
+from daemon.ledger.files import PARQUET, STDOUT, VERSION, written_whole
 from daemon.ledger.record import UNKNOWN, Model, Record, describe_models
 from daemon.ledger.records import Reader
 from daemon.monitoring.notices import list_notices
@@ -39,7 +39,7 @@ BEGINS = (
     b"\xef\xbb\xbfid,inbox,path,",
     b"fingerprint,stage,",
     b'{"schema":"visiond/',
-    b"PAR1",
+    PARQUET,
 )
 
 Step = Callable[[int, int | None], None]
@@ -67,12 +67,13 @@ def export_records(
     half precision. Raises WrongArgument, NotWritable, MissingLibrary; LedgerDamaged, after all others, if images are damaged.
     """
     _check_options(file, format, columns, choice, mark=mark, half=half)
-    chosen, written = Chosen(reader, choice, columns), 0
+    chosen, written, labelled = Chosen(reader, choice, columns), 0, 0
     columns = chosen.columns
 
     def count() -> Iterator[Record]:
-        nonlocal written
+        nonlocal written, labelled
         for written, record in enumerate(chosen, 1):
+            labelled += bool(columns.labels(record.digest))
             yield record
             step(written, chosen.total)
 
@@ -87,9 +88,8 @@ def export_records(
     if format in FILES:
         others = [models_file(file)] if columns.has_models and format == "csv" else []
         _write_file(file, lambda out: writers[format](out, count()), chosen, reader.path, others, force=force)
-        if format == "csv" and not others and file != STDOUT and models_file(file).exists():
-            other = models_file(file)
-            warn(f"{other} is of another export, not of {file}: delete it, or export with --models --force.")
+        if format == "csv" and not others:
+            _check_older(file, warn)
     else:
         left_out: list[str] = []
         names = name_inboxes(reader.inboxes().values(), inboxes)
@@ -98,7 +98,7 @@ def export_records(
             lambda folder: (
                 write_lance(folder, count(), columns, sizes, half=half)
                 if format == "lance"
-                else write_images(folder, format, count(), names, left_out, columns.labels)
+                else write_images(folder, format, count(), names, left_out, columns)
             ),
             lambda: {"visiond": __version__, "models": describe_models(chosen.models)},
             force=force,
@@ -106,7 +106,7 @@ def export_records(
         if left_out:
             warn(f"{quantity(len(left_out), 'image')} left out, as {UNREADABLE}; the first is {left_out[0]}.")
             written -= len(left_out)
-    for line in list_notices((model.stage, model.notice) for model in chosen.models):
+    for line in _list_notes(chosen, columns, labelled):
         warn(f"Note: {line}.")
     chosen.check()
     return written
@@ -135,6 +135,19 @@ def _write_file(
         for partial in partials[1:]:
             with partial.open("wb") as out:
                 write_rows(out, describe_models([UNKNOWN])[0], describe_models(chosen.models))
+
+
+def _list_notes(chosen: Chosen, columns: ExportColumns, labelled: int) -> Iterator[str]:
+    """labelled: how many of the chosen images have labels of people."""
+    if columns.labels is not no_labels:
+        images = quantity(chosen.total, "image")
+        yield f"people have labelled {labelled:,} of the {images} that were chosen"
+    yield from list_notices((model.stage, model.notice) for model in chosen.models)
+
+
+def _check_older(file: Path, warn: Callable[[str], None]) -> None:
+    if file != STDOUT and (other := models_file(file)).exists():
+        warn(f"{other} is of another export, not of {file}: delete it, or export with --models --force.")
 
 
 def format_of(file: Path) -> str:
@@ -202,7 +215,7 @@ def models_file(file: Path) -> Path:
 def note_models(models: Iterable[Model]) -> dict[bytes, bytes]:
     """For the metadata of a Parquet file: what its models are, and the version of visiond that wrote it."""
     known = msgspec.json.encode(describe_models(models))
-    return {b"visiond.models": known, b"visiond.version": __version__.encode()}
+    return {b"visiond.models": known, VERSION: __version__.encode()}
 
 
 def write_jsonl(out: BinaryIO, records: Iterable[Record], labels: LookUp = no_labels) -> None:

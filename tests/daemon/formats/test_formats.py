@@ -25,7 +25,8 @@ from daemon.core.messages import Output
 from daemon.formats.answered import Answered
 from daemon.formats.formats import FOLDERS
 from daemon.ledger.record import Record
-from daemon.results.datasets import name_images, name_inboxes
+from daemon.results.columns import ExportColumns
+from daemon.results.datasets import name_images, name_inboxes, write_images
 from daemon.results.export import FILES
 from daemon.terminal.options import Format
 from tests.makers import make_outputs, make_record
@@ -531,8 +532,13 @@ def test_label_studio_offers_the_names_of_people_and_of_predictions(tmp_path: Pa
     assert offered == used
 
 
-def test_without_labels_label_studio_gets_no_empty_control(tmp_path: Path) -> None:
-    outputs = make_outputs(0, stages=["ocr"])
-    folder = write(tmp_path / "t", "label-studio", named([make_record(tmp_path, outputs=outputs)]))
-    config = ElementTree.parse(folder / "config.xml")
-    assert {element.tag for element in config.iter()} == {"View", "Image", "Rectangle", "TextArea"}
+@pytest.mark.parametrize("stages", [["ocr"], ["ocr", "yolo"]])
+def test_label_studio_has_no_empty_control_and_people_can_draw_the_first_box(
+    tmp_path: Path, stages: list[str]
+) -> None:
+    record = make_record(tmp_path, outputs=make_outputs(0, stages=["ocr"]))
+    write_images(tmp_path, "label-studio", [record], {}, [], ExportColumns(stages))
+    config = ElementTree.parse(tmp_path / "config.xml")
+    boxes = {"RectangleLabels", "Label"} if "yolo" in stages else set()
+    assert {element.tag for element in config.iter()} == {"View", "Image", "Rectangle", "TextArea"} | boxes
+    assert [each.get("value") for each in config.iter("Label")] == (["object"] if boxes else [])

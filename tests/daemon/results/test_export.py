@@ -5,6 +5,7 @@ import collections
 import contextlib
 import csv
 import errno
+import io
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow
 import pyarrow.parquet
 import pytest
 
@@ -767,14 +769,18 @@ async def test_force_replaces_an_export_but_no_file_that_is_none(
     models = ExportColumns(ORDER, models=suffix != "jsonl")
     for mark in (True, False) if suffix == "csv" else (False, False):
         assert write(reader, file, suffix, columns=models, mark=mark, force=True) == 21
-    photograph = b"\xff\xd8\xff\xe0 a photograph"
-    for other in (file, tmp_path / "all.models.csv") if suffix == "csv" else (file,):
-        kept = other.read_bytes()
-        other.write_bytes(photograph)
-        with pytest.raises(NotWritable, match=f"{other} is no file of this command, so --force does not"):
-            write(reader, file, suffix, columns=models, force=True)
-        assert other.read_bytes() == photograph
-        other.write_bytes(kept)
+    foreign = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"id": [1, 2]}), foreign)
+    for theirs in (b"\xff\xd8\xff\xe0 a photograph", foreign.getvalue(), foreign.getvalue()[:9], b"PAR1"):
+        for other in (file, tmp_path / "all.models.csv") if suffix == "csv" else (file,):
+            kept = other.read_bytes()
+            other.write_bytes(theirs)
+            with pytest.raises(
+                NotWritable, match=f"{other} is no file of this command, so .*first: rm {other}$"
+            ):
+                write(reader, file, suffix, columns=models, force=True)
+            assert other.read_bytes() == theirs
+            other.write_bytes(kept)
 
 
 # Folders

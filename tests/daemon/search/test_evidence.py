@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import msgspec
 import numpy as np
 import pytest
@@ -32,10 +33,12 @@ from daemon.search.evidence import (
     write,
     write_all,
 )
+from daemon.search.opening import keep_up_to_date
 from daemon.search.query import parse
 from daemon.search.searcher import Found
 from tests.daemon.search.place import Place
 from tests.daemon.search.test_disagreement import objects, tags
+from tests.daemon_process import until
 from tests.makers import make_record
 
 
@@ -131,6 +134,18 @@ def test_labels_count_that_come_change_and_go_after_the_image(place: Place) -> N
     assert images(place, "disagreement:labels") == [1]
     place.state.joinpath("labels.sqlite").unlink()
     assert images(place, "disagreement:labels") == []
+
+
+@pytest.mark.anyio
+async def test_the_page_measures_new_labels_before_anybody_searches(place: Place) -> None:
+    place.add("a.jpg", "text", blip=caption("a dog on a lawn"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(keep_up_to_date, place.search)
+        await until(lambda: place.search.behind() == 0)
+        say(place, a="a ship at sea")
+        await until(lambda: "labels:blip" in place.search.index.evidence_in(NAMES).values)
+        tasks.cancel_scope.cancel()
+    assert [hit.image for hit in place.search.disagreeing(parse(""), "disagreement:labels").hits] == [1]
 
 
 def test_labels_that_are_there_before_the_image_count_too(place: Place) -> None:
