@@ -412,7 +412,9 @@ def test_retry_brings_a_failed_image_back_with_and_without_a_daemon(tmp_path: Pa
         daemon.wait_idle(2)
         assert daemon.stop() == 0
     place.assert_kept(FAILED=1)
-    assert say(place, "retry", "--all") == "1 image pending again\n"
+    told = place.command("retry", "--all")
+    assert told.stdout == "1 image pending again\n"
+    assert told.stderr == "No daemon is running: `visiond run` processes what is pending.\n"
     assert counts_of(place) == {"PENDING": 1}
 
 
