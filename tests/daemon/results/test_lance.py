@@ -173,6 +173,9 @@ async def test_rows_are_on_the_disk_before_their_version_is(
     monkeypatch.setattr(daemon.results.lance, "sync_folders", note)
     await sink.append(make_all(tmp_path, [2]))
     assert seen == [(2, 2), (2, 3)]
+    monkeypatch.setattr(daemon.results.lance, "FRAGMENTS", 3)  # these become one
+    await sink.append(make_all(tmp_path, [3]))
+    assert seen[2:] == [(3, 3), (3, 4), (4, 4), (4, 6)]  # it reserves numbers of files first
 
 
 def test_kill_9_at_any_instant_leaves_whole_groups_and_what_is_taken_is_kept(tmp_path: Path) -> None:
