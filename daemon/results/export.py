@@ -170,7 +170,7 @@ def _check_options(
             f"{format} cannot be written to standard output; name a file, or use --format csv or jsonl."
         )
     if format == "lance":
-        load_library()
+        load_library(", or use --format parquet.")
     if mark and format != "csv":
         raise WrongArgument(f"--bom is for CSV; {format} has no byte order mark.")
     if half and format not in WITH_EMBEDDINGS:

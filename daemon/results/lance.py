@@ -30,8 +30,8 @@ ROWS = 8192  # of a file that is not small any more
 KEPT = timedelta(minutes=10)  # old versions, for programs that are reading them
 
 
-def load_library() -> Any:
-    """Raises MissingLibrary."""
+def load_library(otherwise: str = "") -> Any:
+    """otherwise: what else the user can do. Raises MissingLibrary."""
     os.environ.setdefault("LANCE_LOG", "error")  # else it prints a line when it makes a data set
     # What the daemon forks becomes another program at once, in which nothing of Lance is left.
     warnings.filterwarnings("ignore", "lance is not fork-safe")
@@ -39,9 +39,7 @@ def load_library() -> Any:
         import lance
         import lance.optimize
     except ImportError as error:
-        raise MissingLibrary(
-            "Lance needs pylance: pip install 'visiond[lance]', or use --format parquet."
-        ) from error
+        raise MissingLibrary(f"Lance needs pylance: pip install 'visiond[lance]'{otherwise}") from error
     return lance
 
 
@@ -88,8 +86,8 @@ class LanceSink:
     def problem(self) -> str:
         try:
             load_library()
-        except MissingLibrary:
-            return "it needs pylance: pip install 'visiond[lance]'"
+        except MissingLibrary as error:
+            return str(error)
         return describe_closed(self._path)
 
     async def append(self, records: Sequence[Record]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 import daemon.results.lance
 from daemon.config.loading import parse
-from daemon.core.errors import ConfigError, NotWritable
+from daemon.core.errors import ConfigError, MissingLibrary, NotWritable
 from daemon.core.jobs import JobStatus
 from daemon.core.messages import Output
 from daemon.ledger.record import Record
@@ -199,11 +200,14 @@ def test_kill_9_at_any_instant_leaves_whole_groups_and_what_is_taken_is_kept(tmp
     assert first > 5
 
 
-def test_without_its_library_the_sink_says_what_to_type(
+async def test_without_its_library_the_sink_says_what_to_type(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "lance", None)
-    assert make_sink(tmp_path).problem() == "it needs pylance: pip install 'visiond[lance]'"
+    why = "Lance needs pylance: pip install 'visiond[lance]'"
+    assert make_sink(tmp_path).problem() == why
+    with pytest.raises(MissingLibrary, match=re.escape(why)):
+        await make_sink(tmp_path).append(make_all(tmp_path, [1]))
 
 
 def test_the_folder_of_the_sink_cannot_be_in_the_way_of_an_inbox(tmp_path: Path) -> None:
