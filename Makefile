@@ -31,7 +31,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup site site-setup install install-test wheel deb sbom release tagged demo test coverage lint types faults mutants bench ray-setup ray-test store-setup azure-setup label-studio-setup store-test tools gpu-test gpu-bench gpu-models gpu-tune gpu-figures lock audit docs picture clean
+.PHONY: help setup site site-setup install install-test wheel deb sbom release tagged demo test coverage lint types faults mutants bench ray-setup ray-test store-setup azure-setup label-studio-setup lance-setup store-test tools gpu-test gpu-bench gpu-models gpu-tune gpu-figures lock audit docs picture clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -103,7 +103,7 @@ types: $(STAMP)
 faults: $(STAMP)  ## run the fault catalogue and print a table (an hour; FAULTS="--only 9,10" for some rows)
 	VISIOND_ALONE=1 $(BIN)/python -m tests.faults $(FAULTS)
 
-mutants: ray-setup store-setup  ## plant one bug at a time and run the test that must fail (an hour on 2 cores; MUTANTS="--only state-lock" for some)
+mutants: lance-setup ray-setup store-setup  ## plant one bug at a time and run the test that must fail (an hour on 2 cores; MUTANTS="--only state-lock" for some)
 	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 bench: $(STAMP)  ## measure the daemon's overhead with fake stages, compared with a bare loop
@@ -122,6 +122,10 @@ label-studio-setup: $(STAMP)  ## add Label Studio's library to .venv, for the te
 	@[ -d .venv/label-studio ] || { $(BIN)/uv venv --quiet .venv/label-studio && \
 	  $(BIN)/uv pip install --quiet --python .venv/label-studio/bin/python label-studio-sdk==$(LABEL_STUDIO); }
 
+# As large as Ray.
+lance-setup: $(STAMP)  ## add Lance to .venv, for the format and the sink of this name
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirements requirements.lance.lock
+
 store-test: store-setup  ## run the tests with a real object store (a minute)
 	$(BIN)/python -m pytest tests/daemon/stores
 
@@ -135,7 +139,7 @@ tools: $(STAMP)  ## install what tests are skipped without: Chromium, nginx, Pro
 	      echo "There is no apt-get here. Install these in your own way, then run make tools again:" $$missing >&2; exit 1; }; \
 	    sudo=$$([ $$(id -u) = 0 ] || echo sudo); \
 	    $$sudo apt-get -qq update && $$sudo apt-get -qq --yes install --no-install-recommends $$missing; }
-	@$(MAKE) --silent store-setup azure-setup label-studio-setup ray-setup site-setup
+	@$(MAKE) --silent store-setup azure-setup label-studio-setup lance-setup ray-setup site-setup
 
 # Ray and pandas are a quarter of a gigabyte that only `visiond ray` needs, so `make setup` leaves them out.
 ray-setup: $(STAMP)  ## add Ray to .venv, for `visiond ray`
@@ -160,12 +164,13 @@ gpu-tune: $(STAMP)  ## check the predictions of `visiond tune` against real runs
 gpu-figures: $(STAMP)  ## run all GPU measurements, each with a time limit and a log (FIGURES="--only cluster --seconds 540" for options)
 	$(BIN)/python -m benchmarks.figures --output figures $(FIGURES)
 
-lock: $(STAMP)  ## resolve the dependencies and write requirements.lock and those of Ray, the object store and the site
+lock: $(STAMP)  ## resolve the dependencies and write requirements.lock and those of Lance, Ray, the object store and the site
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev --extra documents --extra heic --extra labels \
 	  --extra parquet --extra small --extra stores --extra timm --extra traces --extra train --extra ultralytics --no-emit-index-url --no-annotate --no-header --upgrade pyproject.toml -o requirements.lock
-	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["ray"], sep="\n")' | \
+	for extra in lance ray; do \
+	  $(BIN)/python -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")' $$extra | \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --constraints requirements.lock \
-	  --no-emit-index-url --no-annotate --no-header --upgrade - -o requirements.ray.lock
+	  --no-emit-index-url --no-annotate --no-header --upgrade - -o requirements.$$extra.lock || exit; done
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group store-test \
 	  --no-emit-index-url --no-annotate --no-header --upgrade -o requirements.store-test.lock
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group site --constraints requirements.lock \

@@ -4,10 +4,12 @@ order a million images.
 The errors are planted in the answers of the mini pack for scenes of `visiond samples`, in one of a hundred images: labels of
 boxes are swapped, texts blanked, captions those of other images, or tags shifted by one. The second answers, of a second look
 or a former model, are those for the same scenes in 70 % of their size; labels of people are the truth of the scenes. Each
-figure is an average of ROUNDS plantings. Of a million images, "asked again" is the time while the index is as it was.
+figure is an average of ROUNDS plantings. Of a million images, "asked again" is the time while the index is as it was. With
+--labels, so many images of fake stages get labels of all kinds, and are measured again.
 
     python -m benchmarks.disagreement --scenes 2000
     python -m benchmarks.disagreement --images 1000000
+    python -m benchmarks.disagreement --labels 10000
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from __future__ import annotations
 import io
 import itertools
 import random
+import resource
 import sqlite3
 import statistics
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -29,10 +33,11 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from benchmarks.harness import TEMPORARY, read_options, work_folder
+from benchmarks.harness import TEMPORARY, make_files, read_options, run_fakes, work_folder
 from daemon.config.loading import load
 from daemon.core.labels import Kind, Label, ObjectLabel
 from daemon.core.messages import Output
+from daemon.labels.store import LabelStore
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
@@ -64,12 +69,37 @@ ORDERS = ("disagreement", "disagreement:labels", "disagreement:scores:yolo")
 
 
 def main() -> None:
-    options = read_options(__doc__, scenes=0, images=0, folder=TEMPORARY)
+    options = read_options(__doc__, scenes=0, images=0, labels=0, folder=TEMPORARY)
     with work_folder(options.folder) as folder:
         if options.scenes:
             find_planted(folder, options.scenes)
         if options.images:
             time_order(folder, options.images)
+        if options.labels:
+            time_labels(folder, options.labels)
+
+
+def time_labels(folder: Path, count: int) -> None:
+    make_files(folder / "inbox", count, SEED)
+    run_fakes(folder)
+    state = folder / "state"
+    with (
+        closing(Reader(state / "ledger.sqlite")) as reader,
+        closing(Searcher(state, reader, None)) as searcher,
+    ):
+        searcher.catch_up()
+        digests = [record.digest for record in reader.finished()]
+        said = say(make_scene(SEED, 0).truth)
+        store = LabelStore(state)
+        store.keep(
+            [(digest, kind, label.value) for digest in digests for kind, label in said.items()], "people"
+        )
+        started, clock = time.process_time(), time.monotonic()
+        searcher.catch_up()
+        each = 1000 * (time.process_time() - started) / count
+        print(
+            f"{count:,} labelled images measured in {time.monotonic() - clock:.1f} s: {each:.2f} ms of CPU for each"
+        )
 
 
 def find_planted(folder: Path, count: int) -> None:
@@ -160,7 +190,8 @@ def order(scores: Sequence[Scored], signals: Sequence[str], count: int) -> list[
         connection.execute("CREATE TABLE evidence (name, block, part, PRIMARY KEY (name, block))")
         write_all(connection, dict(enumerate(scores)))
         names = [name for name in NAMES if name.split(":")[0] in signals]
-        return [*Ranking(Columns.read(connection, names)).first(count)]
+        ranked = Ranking(Columns.read(connection, names)).in_order(count)
+    return [*itertools.islice((number for part in ranked for number in part), count)]
 
 
 # The planted errors. Each changes an answer that is right, and returns whether it is wrong now.
@@ -263,6 +294,13 @@ def time_order(folder: Path, images: int) -> None:
                     f"{images:,} images, {query or 'all':12} {name:26} median {median:4.0f} ms, p95 {worst:4.0f} ms, "
                     f"asked again {statistics.median(kept):4.0f} ms"
                 )
+        started, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        found = array("q", searcher.all_disagreeing(parse(""), "disagreement"))
+        more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
+        print(f"all {len(found):,} in order: {time.process_time() - started:.1f} s of CPU, {more:,} MiB more")
+        started = time.process_time()
+        searcher.disagreeing(parse(""), "disagreement", 9 * images // 10)
+        print(f"50 after the first {9 * images // 10:,}: {time.process_time() - started:.1f} s of CPU")
 
 
 def touch(folder: Path, entries: int) -> None:

@@ -12,9 +12,10 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from daemon import __version__
 from daemon.cli.bench import bench
@@ -60,6 +61,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+class WithExample(TyperCommand):
+    """A command that shows its first example if an argument is missing."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            examples = (self.help or "").partition("Examples:\n")[2].splitlines()
+            if not error.message and examples:  # others say what is wrong
+                error.message = f"For example: {examples[0].strip()}"
+            raise
 
 
 def main() -> None:
@@ -311,3 +325,6 @@ app.add_typer(ray_app, name="ray", rich_help_panel="Process images")
 app.add_typer(labels_app, name="labels", rich_help_panel="Look at results")
 app.add_typer(models_app, name="models", rich_help_panel="Models and GPUs")
 app.add_typer(train_app, name="train", rich_help_panel="Models and GPUs")
+for group in (app, ray_app, labels_app, models_app, train_app):
+    for each in group.registered_commands:
+        each.cls = WithExample

@@ -21,9 +21,11 @@ from daemon.terminal.options import ConfigOption, JsonOption, flag, option, read
 from daemon.terminal.progress import Progress
 
 if TYPE_CHECKING:
+    from daemon.core.labels import Said
     from daemon.labels.matching import Matches
     from daemon.labels.scoring import Estimate, Score
     from daemon.ledger.record import Model
+    from daemon.ledger.records import Reader
 
 NAMED = 3  # of several names, in a sentence
 
@@ -82,16 +84,14 @@ def import_labels(
 
     settings = read_config(config, needs_stages=False)
     left_out: Counter[str] = Counter()
-    said = [
-        each
-        for each in read_labels(file, lambda why: left_out.update([why]))
-        if not only or each.kind in only
-    ]
+    given = [*read_labels(file, lambda why: left_out.update([why]))]
+    said = [each for each in given if not only or each.kind in only]
     folder = images or (file if file.is_dir() else file.parent)
     with open_reader(settings) as reader, Progress("images") as progress:
         names = [each.name for each in said]
         found = find_images(reader, names, folder, by_file_name=by_file_name, step=progress.step)
         kept = keep_known(said, found.images, left_out)
+        why = "" if kept else _explain_empty(reader, file, given, said, found, left_out)
     store = LabelStore(settings.state.path)
     rows = [(digest, kind, value) for (digest, kind), value in kept.items()]
     known_as = (origin or os.path.basename(os.path.abspath(file))).encode(errors="replace").decode()
@@ -106,8 +106,33 @@ def import_labels(
             end="",
         )
     _print_trouble(found, left_out, replaced)
-    if not rows:
-        raise NothingFound(f"{file} has no labels of images that the ledger has results of: nothing is kept.")
+    if why:
+        raise NothingFound(f"Nothing is kept: {why}")
+
+
+def _explain_empty(
+    reader: Reader, file: Path, given: list[Said], said: list[Said], found: Matches, left_out: Counter[str]
+) -> str:
+    """Why no label is kept. given: what the file says; said: that of the kinds that are wanted."""
+    if not given:
+        return f"{file} has no labels" + (
+            " that can be taken; what was left out is above." if left_out else "."
+        )
+    if not said:
+        kinds = ", ".join(sorted({each.kind for each in given}))
+        return f"{file} has labels of other kinds only: {kinds}. Leave out --only, or name one of them."
+    if found.images:
+        return f"{quantity(len(found.images), 'image')} found, but no label fits; what was left out is above."
+    if not found.unknown:
+        return "each name can mean several images. Write more of the paths, or the digests."
+    if next(iter(reader.newest_done(with_results=False)), None) is None:
+        return (
+            f"no image is DONE, so there is none to label. `{command('run')}` processes those of the inboxes."
+        )
+    return (
+        f"no name in {file} is that of an image that is DONE. `{command('list')}` shows their paths; --images FOLDER says "
+        "where relative names begin."
+    )
 
 
 def _describe(

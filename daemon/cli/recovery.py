@@ -92,7 +92,9 @@ def retry(
         )
     with Progress("images", total=len(ids), after=LATE_SECONDS) as progress:
         queued = control.put_back(settings, JobStatus.FAILED, ids, progress.step)
-    print_put_back(queued, len(set(ids)))
+    print_put_back(
+        queued, len(set(ids)), is_running=not queued or control.find_snapshot(settings) is not None
+    )
 
 
 def redo(
@@ -157,11 +159,11 @@ def redo(
         )
         if choice.lost:  # from now on they are not counted as outdated
             control.note_lost(settings, choice.lost)
-    print_put_back(queued, len(set(choice.ids)))
+    daemon = control.find_snapshot(settings) if choice.ids else None
+    print_put_back(queued, len(set(choice.ids)), is_running=daemon is not None)
     for why, count in choice.left.items():
         errors.print(f"{quantity(count, 'image')} not queued: {why}.")
-    daemon = control.find_snapshot(settings) if stale and choice.ids else None
-    if daemon and daemon.settings_digest not in ("", choice.settings_digest):
+    if stale and daemon and daemon.settings_digest not in ("", choice.settings_digest):
         print_older_settings()
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from array import array
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,6 +43,7 @@ from daemon.terminal.options import (
     ConfigOption,
     Float16Option,
     ForceOption,
+    FormatOption,
     JsonOption,
     LabelsOption,
     LimitOption,
@@ -68,23 +71,6 @@ if TYPE_CHECKING:
 
 WATCH_PATIENCE_SECONDS = 3.0  # for an answer of the daemon, before `status --watch` says that there is none
 LEAST_SECONDS = 0.1  # between two looks of `status --watch`
-
-
-class Format(StrEnum):
-    csv = "csv"
-    jsonl = "jsonl"
-    parquet = "parquet"
-    coco = "coco"
-    yolo = "yolo"
-    label_studio = "label-studio"
-    cvat = "cvat"
-    huggingface = "huggingface"
-    webdataset = "webdataset"
-    captions = "captions"
-    hocr = "hocr"
-    alto = "alto"
-    xmp = "xmp"
-    xmp_adobe = "xmp-adobe"
 
 
 class ListedState(StrEnum):
@@ -260,12 +246,7 @@ def export(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="File or folder to write, or - for standard output.")
     ],
-    format: Annotated[
-        Format | None,
-        typer.Option(
-            "--format", "-f", help="Default: taken from the suffix of FILE; csv for standard output."
-        ),
-    ] = None,
+    format: FormatOption = None,
     bin: BinOption = None,
     ratio: RatioOption = "",
     where: WhereOption = None,
@@ -284,17 +265,20 @@ def export(
 ) -> None:
     """Write all results to one file, one row per image, or to a folder.
 
-    csv has counts, texts, labels, captions and bins; parquet also has boxes,
-    scores and embeddings; jsonl has the complete sidecars. The other formats
-    are folders for other programs: coco, yolo, label-studio, cvat,
-    huggingface and webdataset are data sets, captions, hocr, alto and xmp
-    have a file for each image. A file has one row, that of its newest
-    version, if that is DONE. docs/results.md describes columns and formats.
+    csv has counts, texts, labels, captions and bins; parquet and lance, which
+    is a folder, also have boxes, scores and embeddings; jsonl has the complete
+    sidecars. The other formats are folders for other programs: coco, yolo,
+    label-studio, cvat, huggingface and webdataset are data sets, captions,
+    hocr, alto and xmp have a file for each image. A file has one row, that of
+    its newest version, if that is DONE. docs/results.md describes columns and
+    formats.
 
     Examples:
+      visiond export results.parquet
       visiond export --models results.csv
       visiond export --format jsonl -
       visiond export --ratio A=0.4,B=0.4,C=0.2 results.parquet
+      visiond export results.lance
       visiond export --format yolo --where "object_count > 0" dataset
       visiond export --unique --near 0.95 results.csv
       visiond export -f label-studio --order disagreement --limit 500 tasks
@@ -362,7 +346,7 @@ def _find_first(
     progress: Progress,
     bins: Sequence[str],
     among: Collection[int] | None,
-) -> list[int]:
+) -> Sequence[int]:
     """The images of these bins, or among these, in which something disagrees, what disagrees most first."""
     from daemon.search.opening import make_searcher
     from daemon.search.query import Query
@@ -370,11 +354,13 @@ def _find_first(
     progress.begin("images")
     with contextlib.closing(make_searcher(config, reader, by_meaning=False)) as searcher:
         searcher.catch_up(progress.step)
-        found = searcher.disagreeing(Query().narrowed(bin=bins), order, 0, limit or MOST, among)
+        images = searcher.all_disagreeing(Query().narrowed(bin=bins), order)
+        wanted = (image for image in images if among is None or image in among)
+        found = array("q", islice(wanted, limit))
     progress.begin("rows")
-    if found.problem:
-        errors.print(f"[yellow]{printable(found.problem)}[/yellow]")
-    return [hit.image for hit in found.hits]
+    if trouble := searcher.index.trouble:
+        errors.print(f"[yellow]{printable(trouble)}[/yellow]")
+    return found
 
 
 def _find_near(

@@ -13,6 +13,7 @@ from daemon.core.urls import check_bucket
 
 FileSinkName = Literal["captions", "hocr", "alto", "xmp", "xmp-adobe"]
 FILE_SINKS = frozenset(get_args(FileSinkName))  # with a file for each image
+FOLDER_SINKS = FILE_SINKS | {"lance"}
 
 
 class WebhookSection(Section):
@@ -58,12 +59,13 @@ class OutputSection(Section):
         "none",
         description="What goes into a bin: a symbolic link to the image's absolute path, a copy, or the image itself.",
     )
-    sinks: list[Literal["jsonl", "webhook", "store", FileSinkName]] = Field(
+    sinks: list[Literal["jsonl", "webhook", "store", "lance", FileSinkName]] = Field(
         [],
         description="More outputs. jsonl: append each new record that is DONE to <results>.jsonl, at least once per id; a redo "
         "appends another line. webhook: post each record that is DONE or FAILED to [output.webhook] url, up to 128 in a "
-        "request. store: upload each sidecar to [output.store] url. captions, hocr, alto, xmp, xmp-adobe: write the file "
-        "of this export for each image that is DONE to the folder <results>.<sink>. A sink that fails delays nothing else.",
+        "request. store: upload each sidecar to [output.store] url. lance: write a row for each image that is DONE to the "
+        "data set <results>.lance. captions, hocr, alto, xmp, xmp-adobe: write the file of this export for each image that is "
+        "DONE to the folder <results>.<sink>. A sink that fails delays nothing else.",
     )
     webhook: WebhookSection = WebhookSection()
     store: StoreSection = StoreSection()
@@ -74,10 +76,10 @@ class OutputSection(Section):
         return Path(f"{self.results}.jsonl")
 
     def folder_of(self, sink: str) -> Path:
-        """The folder of a sink that writes a file for each image."""
+        """The folder of a sink that has one."""
         return Path(f"{self.results}.{sink}")
 
     @property
     def sink_folders(self) -> dict[str, Path]:
         """Those of the sinks that are on, by their keys."""
-        return {f'output.sinks "{sink}"': self.folder_of(sink) for sink in self.sinks if sink in FILE_SINKS}
+        return {f'output.sinks "{sink}"': self.folder_of(sink) for sink in self.sinks if sink in FOLDER_SINKS}

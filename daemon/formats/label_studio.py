@@ -19,6 +19,7 @@ from stages.ocr.descriptor import bounds_of
 
 # Label Studio serves files below its document root, which must be / for absolute paths.
 LOCAL = "/data/local-files/?d="
+OBJECT = "object"  # a name for the first box
 CONFIG = """<View>
   <Image name="image" value="$image"/>
 {objects}{tags}  <Rectangle name="line" toName="image"/>
@@ -36,7 +37,8 @@ TAGS = """  <Choices name="tags" toName="image" choice="multiple">
 """
 
 
-def write_label_studio(folder: Path, images: Iterator[Answered]) -> None:
+def write_label_studio(folder: Path, images: Iterator[Answered], *, boxes: bool = False) -> None:
+    """boxes: let people draw them, even if no image has one yet."""
     objects: dict[str, None] = {}  # in the order of their first appearance
     tags: dict[str, None] = {}
     with (folder / "tasks.json").open("wb") as out:
@@ -48,7 +50,8 @@ def write_label_studio(folder: Path, images: Iterator[Answered]) -> None:
                 objects.update(dict.fromkeys(label for label, _, _ in each.objects))
                 tags.update(dict.fromkeys(label for label, _ in each.tags))
         out.write(b"]\n")
-    config = CONFIG.format(objects=_list(OBJECTS, "Label", objects), tags=_list(TAGS, "Choice", tags))
+    named = objects or dict.fromkeys([OBJECT] if boxes else ())
+    config = CONFIG.format(objects=_list(OBJECTS, "Label", named), tags=_list(TAGS, "Choice", tags))
     (folder / "config.xml").write_text(config, encoding="utf-8", newline="\n")
 
 

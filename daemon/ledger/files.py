@@ -6,9 +6,11 @@ import contextlib
 import ctypes
 import errno
 import os
+import shlex
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from daemon.config.loading import Config
 from daemon.config.state import DATABASE, IDENTITY, LEDGER
@@ -17,6 +19,10 @@ from daemon.core.hints import command
 from daemon.ledger.soundness import is_blank
 
 STDOUT = Path("-")
+PARQUET, VERSION = (
+    b"PAR1",
+    b"visiond.version",
+)  # how a Parquet file begins; what its metadata has if visiond wrote it
 _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _libc = ctypes.CDLL(None, use_errno=True)
 # By device: who flushes it now, and those that have lost something.
@@ -66,7 +72,8 @@ def check_free(file: Path, ledger: Path, *, force: bool, begins: tuple[bytes, ..
         raise NotWritable(f"{file} already exists; name another file, or replace it with --force.")
     if begins and file.exists() and not _is_replaceable(file, begins):
         raise NotWritable(
-            f"{file} is no file of this command, so --force does not replace it. Name another file, or delete it first."
+            f"{file} is no file of this command, so --force does not replace it. Name another file, or delete it first: "
+            f"rm {shlex.quote(str(file))}"
         )
 
 
@@ -75,9 +82,20 @@ def _is_replaceable(file: Path, begins: tuple[bytes, ...]) -> bool:
     try:
         with file.open("rb") as opened:
             start = opened.read(max(map(len, begins)))
+            is_ours = not start.startswith(PARQUET) or VERSION in _read_footer(opened)
     except OSError as error:
         raise NotWritable(f"{file} cannot be read: {error.strerror}. Name another file.") from error
-    return not start or start.startswith(begins)
+    return not start or (start.startswith(begins) and is_ours)
+
+
+def _read_footer(file: BinaryIO) -> bytes:
+    """Of a Parquet file: its schema and metadata, whose size stands before the last four bytes. Of a part of one, its end.
+    Raises OSError."""
+    end = file.seek(0, os.SEEK_END)
+    file.seek(max(0, end - 8))
+    size = int.from_bytes(file.read(4), "little")
+    file.seek(max(0, end - 8 - size))
+    return file.read()
 
 
 def sync_file(file: Path) -> None:

@@ -16,15 +16,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from daemon.config.output import FILE_SINKS
+from daemon.config.output import FOLDER_SINKS
 from daemon.core.jobs import JobStatus, Placed
 from daemon.ledger.statements import SQL, run_rows
 
 LOOKED_AT = 10_000  # images at once, for those that no index has
 LOOK_SECONDS = 0.2
 UNWRITTEN_SECONDS = 2.0  # for which an image may be DONE without a sidecar and without a word about it
-# Sinks whose objects or files are named after the path of the file: they are given renamed images again.
-BY_PATH = FILE_SINKS | {"store"}
+# Sinks whose objects or files are named after the path of the file, or whose rows have it and can be replaced: they are given
+# renamed images again.
+BY_PATH = FOLDER_SINKS | {"store"}
 
 
 class SinkPlace(NamedTuple):

@@ -1,8 +1,8 @@
-"""The columns of an export, and an image as a row of them. What only Parquet has is in parquet.py."""
+"""The columns of an export, and an image as a row of them. What only Parquet has is in daemon/formats/parquet.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ import msgspec
 from msgspec import inspect
 
 from daemon.core.labels import LookUp, describe, no_labels
+from daemon.formats.parquet import Row
 from daemon.ledger.record import Record
 from stages.contract.binning import sure_text_of, text_of
 from stages.contract.descriptor import Descriptor
@@ -76,6 +77,7 @@ class ExportColumns:
 
     def __init__(self, stages: Iterable[str], *, models: bool = False, labels: LookUp = no_labels) -> None:
         used = [find_stage(name) for name in stages]
+        self.stages = [stage.name for stage in used]
         self._plug_ins = list_columns(stage for stage in used if stage not in BUILT_IN)
         self._models = {f"{stage.name}_fingerprint": stage.name for stage in used} if models else {}
         self._better: Mapping[int, tuple[int, float]] | None = None
@@ -94,6 +96,11 @@ class ExportColumns:
     @property
     def has_models(self) -> bool:
         return bool(self._models)
+
+    def rows_of(self, records: Iterable[Record]) -> Iterator[Row]:
+        for record in records:
+            document = msgspec.json.decode(record.sidecar)
+            yield self.row_of(record, document), document
 
     def row_of(self, record: Record, document: dict[str, Any] | None = None) -> dict[str, Any]:
         """A record as one flat row with the keys of `kinds`. None for a stage that did not run, and for everything that is

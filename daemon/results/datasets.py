@@ -18,8 +18,11 @@ from daemon.core.errors import NotWritable, WrongArgument
 from daemon.core.labels import LookUp, no_labels
 from daemon.core.urls import is_url
 from daemon.formats.answered import Answered
+from daemon.formats.formats import FOLDERS, WITH_IMAGES
+from daemon.formats.label_studio import write_label_studio
 from daemon.ledger.files import STDOUT, sync_folder, sync_folders, written_into
 from daemon.ledger.record import Record
+from daemon.results.columns import ExportColumns
 from daemon.system.mounts import Position, ask
 
 MANIFEST = "visiond.json"  # which models gave the answers, and which files the export made
@@ -76,6 +79,23 @@ def _is_same(image: Answered) -> bool:
         return False
     known = image.record.version
     return status.st_size == known.size and (image.record.has_moved or status.st_mtime_ns == known.mtime_ns)
+
+
+def write_images(
+    folder: Path,
+    format: str,
+    records: Iterable[Record],
+    inboxes: Mapping[bytes, str],
+    left_out: list[str],
+    columns: ExportColumns,
+) -> None:
+    """Make the files of a format in an empty folder. columns: for their labels and stages. The rest: as of `name_images`.
+    Raises WrongArgument."""
+    images = name_images(records, inboxes, left_out, columns.labels)
+    if format == "label-studio":
+        write_label_studio(folder, images, boxes="yolo" in columns.stages)
+    else:
+        FOLDERS[format](folder, keep_files(images, format) if format in WITH_IMAGES else images)
 
 
 def check_target(config: Config, file: Path, own: Path | None = None) -> None:

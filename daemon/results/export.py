@@ -19,25 +19,27 @@ from daemon.core.errors import WrongArgument
 from daemon.core.hints import command, quantity
 from daemon.core.labels import LookUp, no_labels
 from daemon.formats.cells import write_rows
-from daemon.formats.formats import FOLDERS, WITH_IMAGES
-from daemon.ledger.files import STDOUT, written_whole
+from daemon.formats.parquet import write_table
+from daemon.ledger.files import PARQUET, STDOUT, VERSION, written_whole
 from daemon.ledger.record import UNKNOWN, Model, Record, describe_models
 from daemon.ledger.records import Reader
 from daemon.monitoring.notices import list_notices
 from daemon.results.choice import Chosen, ExportChoice
 from daemon.results.columns import ExportColumns, line_of
-from daemon.results.datasets import keep_files, name_images, name_inboxes, write_folder
-from daemon.results.parquet import write_table
+from daemon.results.datasets import name_inboxes, write_folder, write_images
+from daemon.results.lance import load_library, write_lance
 
 UNREADABLE = "their files are gone, have changed since, or cannot be read"
 FILES = ("csv", "jsonl", "parquet")
+WITH_COLUMNS = ("csv", "parquet", "lance")
+WITH_EMBEDDINGS = ("parquet", "lance")
 # The files of an export: the rows, the list of their models, records, Parquet.
 BEGINS = (
     b"id,inbox,path,",
     b"\xef\xbb\xbfid,inbox,path,",
     b"fingerprint,stage,",
     b'{"schema":"visiond/',
-    b"PAR1",
+    PARQUET,
 )
 
 Step = Callable[[int, int | None], None]
@@ -59,54 +61,52 @@ def export_records(
 ) -> int:
     """Write the chosen images that are DONE to `file`, whole or not at all; returns how many.
 
-    file: a file, STDOUT, or for the formats in FOLDERS a folder. columns: of CSV and Parquet; if they have models, a second
-    file beside CSV says what these are. step: called with the number of images written, and of all. inboxes: their names by
-    their roots. force: replace what an export wrote. mark: begin CSV with a byte order mark. half: embeddings in half
-    precision. Raises WrongArgument, NotWritable, MissingLibrary; LedgerDamaged, after all others, if images are damaged.
+    file: a file, STDOUT, or for formats that are not in FILES a folder. columns: of CSV, Parquet and Lance; if they have
+    models, a second file beside CSV says what these are. step: called with the number of images written, and of all. inboxes:
+    their names by their roots. force: replace what an export wrote. mark: begin CSV with a byte order mark. half: embeddings in
+    half precision. Raises WrongArgument, NotWritable, MissingLibrary; LedgerDamaged, after all others, if images are damaged.
     """
     _check_options(file, format, columns, choice, mark=mark, half=half)
-    chosen, written = Chosen(reader, choice, columns), 0
+    chosen, written, labelled = Chosen(reader, choice, columns), 0, 0
     columns = chosen.columns
 
     def count() -> Iterator[Record]:
-        nonlocal written
+        nonlocal written, labelled
         for written, record in enumerate(chosen, 1):
+            labelled += bool(columns.labels(record.digest))
             yield record
             step(written, chosen.total)
 
-    if format in FOLDERS:
+    sizes = _embedding_sizes(reader, choice.bins, warn) if format in WITH_EMBEDDINGS else []
+    writers: dict[str, Callable[[BinaryIO, Iterator[Record]], None]] = {
+        "csv": functools.partial(write_csv, columns=columns, encoding="utf-8-sig" if mark else "utf-8"),
+        "jsonl": functools.partial(write_jsonl, labels=columns.labels),
+        "parquet": functools.partial(
+            write_parquet, columns=columns, sizes=sizes, half=half, notes=lambda: note_models(chosen.models)
+        ),
+    }
+    if format in FILES:
+        others = [models_file(file)] if columns.has_models and format == "csv" else []
+        _write_file(file, lambda out: writers[format](out, count()), chosen, reader.path, others, force=force)
+        if format == "csv" and not others:
+            _check_older(file, warn)
+    else:
         left_out: list[str] = []
         names = name_inboxes(reader.inboxes().values(), inboxes)
-        images = name_images(count(), names, left_out, columns.labels)
-        images = keep_files(images, format) if format in WITH_IMAGES else images
         write_folder(
             file,
-            lambda folder: FOLDERS[format](folder, images),
+            lambda folder: (
+                write_lance(folder, count(), columns, sizes, half=half)
+                if format == "lance"
+                else write_images(folder, format, count(), names, left_out, columns)
+            ),
             lambda: {"visiond": __version__, "models": describe_models(chosen.models)},
             force=force,
         )
         if left_out:
             warn(f"{quantity(len(left_out), 'image')} left out, as {UNREADABLE}; the first is {left_out[0]}.")
             written -= len(left_out)
-    else:
-        sizes = _embedding_sizes(reader, choice.bins, warn) if format == "parquet" else []
-        writers: dict[str, Callable[[BinaryIO, Iterator[Record]], None]] = {
-            "csv": functools.partial(write_csv, columns=columns, encoding="utf-8-sig" if mark else "utf-8"),
-            "jsonl": functools.partial(write_jsonl, labels=columns.labels),
-            "parquet": functools.partial(
-                write_parquet,
-                columns=columns,
-                sizes=sizes,
-                half=half,
-                notes=lambda: note_models(chosen.models),
-            ),
-        }
-        others = [models_file(file)] if columns.has_models and format == "csv" else []
-        _write_file(file, lambda out: writers[format](out, count()), chosen, reader.path, others, force=force)
-        if format == "csv" and not others and file != STDOUT and models_file(file).exists():
-            other = models_file(file)
-            warn(f"{other} is of another export, not of {file}: delete it, or export with --models --force.")
-    for line in list_notices((model.stage, model.notice) for model in chosen.models):
+    for line in _list_notes(chosen, columns, labelled):
         warn(f"Note: {line}.")
     chosen.check()
     return written
@@ -137,12 +137,25 @@ def _write_file(
                 write_rows(out, describe_models([UNKNOWN])[0], describe_models(chosen.models))
 
 
+def _list_notes(chosen: Chosen, columns: ExportColumns, labelled: int) -> Iterator[str]:
+    """labelled: how many of the chosen images have labels of people."""
+    if columns.labels is not no_labels:
+        images = quantity(chosen.total, "image")
+        yield f"people have labelled {labelled:,} of the {images} that were chosen"
+    yield from list_notices((model.stage, model.notice) for model in chosen.models)
+
+
+def _check_older(file: Path, warn: Callable[[str], None]) -> None:
+    if file != STDOUT and (other := models_file(file)).exists():
+        warn(f"{other} is of another export, not of {file}: delete it, or export with --models --force.")
+
+
 def format_of(file: Path) -> str:
     """The format of the file's suffix; CSV for standard output. Raises WrongArgument."""
     suffix = file.suffix.removeprefix(".").lower()
-    if file != STDOUT and suffix not in FILES:
+    if file != STDOUT and suffix not in (known := (*FILES, "lance")):
         raise WrongArgument(
-            f"{file} does not end in any of {', '.join(f'.{name}' for name in FILES)}. Choose the format, for example with "
+            f"{file} does not end in any of {', '.join(f'.{name}' for name in known)}. Choose the format, for example with "
             "--format csv."
         )
     return suffix or "csv"
@@ -151,20 +164,24 @@ def format_of(file: Path) -> str:
 def _check_options(
     file: Path, format: str, columns: ExportColumns, choice: ExportChoice, *, mark: bool, half: bool
 ) -> None:
-    """Raises WrongArgument."""
+    """Raises WrongArgument, MissingLibrary."""
     if file == STDOUT and format not in ("csv", "jsonl"):
         raise WrongArgument(
             f"{format} cannot be written to standard output; name a file, or use --format csv or jsonl."
         )
+    if format == "lance":
+        load_library(", or use --format parquet.")
     if mark and format != "csv":
         raise WrongArgument(f"--bom is for CSV; {format} has no byte order mark.")
-    if half and format != "parquet":
-        raise WrongArgument(f"--float16 is for the embeddings of Parquet; {format} has none in a column.")
-    if choice.near and not choice.unique and format not in ("csv", "parquet"):
+    if half and format not in WITH_EMBEDDINGS:
         raise WrongArgument(
-            f"--near adds columns to CSV and Parquet; {format} has none. Add --unique to leave out near-duplicates."
+            f"--float16 is for the embeddings of Parquet and Lance; {format} has none in a column."
         )
-    if columns.has_models and format not in ("csv", "parquet"):
+    if choice.near and not choice.unique and format not in WITH_COLUMNS:
+        raise WrongArgument(
+            f"--near adds columns to CSV, Parquet and Lance; {format} has none. Add --unique to leave out near-duplicates."
+        )
+    if columns.has_models and format not in WITH_COLUMNS:
         raise WrongArgument(f"{format} says which models gave the answers already; leave --models out.")
     if columns.has_models and file == STDOUT:
         raise WrongArgument(
@@ -198,7 +215,7 @@ def models_file(file: Path) -> Path:
 def note_models(models: Iterable[Model]) -> dict[bytes, bytes]:
     """For the metadata of a Parquet file: what its models are, and the version of visiond that wrote it."""
     known = msgspec.json.encode(describe_models(models))
-    return {b"visiond.models": known, b"visiond.version": __version__.encode()}
+    return {b"visiond.models": known, VERSION: __version__.encode()}
 
 
 def write_jsonl(out: BinaryIO, records: Iterable[Record], labels: LookUp = no_labels) -> None:
@@ -208,6 +225,4 @@ def write_jsonl(out: BinaryIO, records: Iterable[Record], labels: LookUp = no_la
 
 def write_parquet(out: BinaryIO, records: Iterator[Record], columns: ExportColumns, **options: Any) -> None:
     """options: of `write_table`."""
-    documents = ((record, msgspec.json.decode(record.sidecar)) for record in records)
-    rows = ((columns.row_of(record, document), document) for record, document in documents)
-    write_table(out, rows, columns.kinds, **options)
+    write_table(out, columns.rows_of(records), columns.kinds, **options)

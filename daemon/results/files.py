@@ -46,12 +46,9 @@ class FileSink:
 
     def problem(self) -> str:
         folder = Path(os.fsdecode(self._folder))
-        if why := describe_in_the_way(folder):
-            return why
-        if self._page.replaces and (why := self._describe_owners()):
-            return why
-        there = next(path for path in (folder, *folder.parents) if path.exists())
-        return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} is not writable for this user"
+        if not (why := describe_closed(folder)) and self._page.replaces:
+            why = self._describe_owners()
+        return why
 
     async def append(self, records: Sequence[Record]) -> None:
         """An image that has nothing to say in this format, as one without a caption, has no file. Raises OSError, and
@@ -169,6 +166,14 @@ class FileSink:
             if asked.fetchone() == (image,):
                 return [name, own]
         return [own]
+
+
+def describe_closed(folder: Path) -> str:
+    """Why nothing can be written into a folder, which may not exist yet; otherwise empty."""
+    if why := describe_in_the_way(folder):
+        return why
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} is not writable for this user"
 
 
 def _write(path: bytes, data: bytes) -> None:

@@ -20,6 +20,7 @@ from daemon.core.jobs import JobStatus
 from daemon.ledger.files import sync_folder
 from daemon.ledger.record import Record
 from daemon.results.files import FileSink
+from daemon.results.lance import LanceSink
 from daemon.results.uploads import StoreSink
 from daemon.results.webhook import WebhookSink
 from daemon.system.mounts import KnownFolder
@@ -87,6 +88,7 @@ SINKS: Mapping[str, Callable[[Config], Sink]] = {  # by their names in output.si
     "store": lambda config: StoreSink(
         config.output.store, {inbox.root: inbox.name for inbox in config.inbox}
     ),
+    "lance": LanceSink,
     **{name: partial(FileSink, name) for name in FILE_SINKS},
 }
 

@@ -9,7 +9,7 @@ with the weight of its signal; the highest product of an image counts.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from daemon.ledger.rows import read_stored
 from daemon.search.disagreement import MEASURES, SIGNALS, STAGES, measure
 
 BLOCK = 4096
+PART = 4096  # publications of an order, looked up at once
 STEPS = 254  # of a score in a byte: 0 was not measured, 1 is a score of 0
 # A person is more often right than a model, and two models that differ say more than one that is not sure.
 WEIGHTS = {"labels": 2.0, "looks": 1.0, "models": 1.0, "scores": 0.5}
@@ -150,7 +151,7 @@ class Gathering:
         is_labelled = labelled[places] == digests if len(said) else none.astype(np.bool_)
         wanted = stamps[np.where(is_labelled, places + 1, 0)]
         changed = np.flatnonzero((wanted != known.values.get(STAMP, none)) & (digests != 0))
-        return [known.number_at(int(place)) for place in changed]
+        return known.numbers_at(changed)
 
     def measure_again(self, connection: sqlite3.Connection, reader: Reader, numbers: Sequence[int]) -> None:
         """Against the present labels. Raises LedgerUnusable, LedgerDamaged."""
@@ -226,8 +227,9 @@ class Columns:
             values[name] = whole.reshape(-1)
         return cls(blocks, values)
 
-    def number_at(self, place: int) -> int:
-        return int(self.blocks[place // BLOCK]) * BLOCK + place % BLOCK
+    def numbers_at(self, places: Numbers) -> list[int]:
+        numbers: list[int] = (self.blocks[places // BLOCK] * BLOCK + places % BLOCK).tolist()
+        return numbers
 
     def expand(self, bits: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Of a mask of publications, the bit of each place."""
@@ -255,16 +257,22 @@ class Ranking:
             np.minimum(ranks, np.take(self._ranks[name], values), out=ranks)
         self._all = ranks
 
-    def first(self, count: int, allowed: NDArray[np.uint8] | None = None) -> dict[int, Evidence]:
-        """By number of a publication. allowed: a mask of these."""
+    def in_order(self, count: int, allowed: NDArray[np.uint8] | None = None) -> Iterator[dict[int, int]]:
+        """Parts of the order: by number of a publication, its place. count: how many are likely to be read. allowed: a mask
+        of publications."""
         ranks = self._all if allowed is None else np.where(self._columns.expand(allowed), self._all, LAST)
         many = np.cumsum(np.bincount(ranks, minlength=int(LAST) + 1)[:LAST])
-        last = min(int(np.searchsorted(many, count)), int(LAST) - 1)
-        places = np.flatnonzero(ranks <= last)[::-1]
-        best = places[np.argsort(ranks[places], kind="stable")[:count]]
-        return {self._columns.number_at(int(place)): self._evidence(int(place)) for place in best}
+        start = 0
+        while start < many[-1]:
+            last = min(int(np.searchsorted(many, start + count)), int(LAST) - 1)
+            places = np.flatnonzero(ranks <= last)[::-1]
+            best = places[np.argsort(ranks[places], kind="stable")]
+            for first in range(start, len(best), PART):
+                part = best[first : first + PART]
+                yield dict(zip(self._columns.numbers_at(part), part.tolist(), strict=True))
+            start, count = len(best), 4 * count
 
-    def _evidence(self, place: int) -> Evidence:
+    def evidence_at(self, place: int) -> Evidence:
         values = {name: int(column[place]) for name, column in self._columns.values.items()}
         name = min(values, key=lambda each: (self._ranks[each][values[each]], -values[each]))
         signal, stage = name.split(":")

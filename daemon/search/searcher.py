@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -195,29 +196,29 @@ class Searcher:
         return Found(hits[skip : skip + limit], following, problem, is_warming, bool(near) and is_uncut)
 
     def disagreeing(
-        self,
-        query: Query,
-        order: str = By.disagreement,
-        skip: int = 0,
-        limit: int = 50,
-        among: Collection[int] | None = None,
+        self, query: Query, order: str = By.disagreement, skip: int = 0, limit: int = 50
     ) -> Found:
-        """Images that fit all of the query, those first whose answers disagree most. order: as `parse_order` reads it.
-        among: only these images. Raises SearchUnusable."""
-        ranking, passes = self._ranking(parse_order(order) or ()), self._passing(query)
-        allowed = None if query.is_empty else self._masks.of(query)
-        wanted, hits, count = skip + limit + 1, list[Hit](), skip + limit + LEAST_READ
-        while len(hits) < wanted:
-            found = ranking.first(count, allowed)
+        """Images that fit all of the query, those first whose answers disagree most. order: as `parse_order` reads it. Raises
+        SearchUnusable."""
+        ranking = self._ranking(parse_order(order) or ())
+        ordered = self._in_order(ranking, query, skip + limit + LEAST_READ)
+        found = [*islice(ordered, skip, skip + limit + 1)]
+        hits = [Hit(number, image, evidence=ranking.evidence_at(at)) for number, at, image in found[:limit]]
+        return Found(hits, skip + limit if len(found) > limit else 0, self.index.trouble)
+
+    def all_disagreeing(self, query: Query, order: str) -> Iterator[int]:
+        """The same images, all of them."""
+        ordered = self._in_order(self._ranking(parse_order(order) or ()), query, NEWEST)
+        return (image for _, _, image in ordered)
+
+    def _in_order(self, ranking: Ranking, query: Query, count: int) -> Iterator[tuple[int, int, int]]:
+        """Numbers of publications, their places in the order, and images. count: as of `Ranking.in_order`."""
+        passes = self._passing(query)
+        for places in ranking.in_order(count, None if query.is_empty else self._masks.of(query)):
             with self._reader.lend() as ledger:
-                shown = publications.read_shown(ledger, [*found])
-            present = [Hit(n, shown[n], evidence=e) for n, e in found.items() if n in shown]
-            hits = _choose([hit for hit in present if among is None or hit.image in among], passes)
-            if len(found) < count:
-                break
-            count *= 4
-        following = skip + limit if len(hits) >= wanted else 0
-        return Found(hits[skip : skip + limit], following, self.index.trouble)
+                shown = publications.read_shown(ledger, [*places])
+            passing = passes(shown.values())
+            yield from ((n, at, shown[n]) for n, at in places.items() if n in shown and shown[n] in passing)
 
     def _ranking(self, names: tuple[str, ...]) -> Ranking:
         """Of these columns; the last one is kept until the index changes."""

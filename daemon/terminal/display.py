@@ -338,11 +338,13 @@ def print_notices(pairs: Iterable[tuple[str, str]]) -> None:
         errors.print(f"[yellow]Note: {printable(line)}.[/yellow]")
 
 
-def print_put_back(images: int, asked: int) -> None:
-    """Print how many of the images that were asked for are pending again."""
+def print_put_back(images: int, asked: int, *, is_running: bool) -> None:
+    """Print how many of the images that were asked for are pending again. is_running: whether a daemon processes them."""
     print(f"{quantity(images, 'image')} pending again")
     if images < asked:
         errors.print(f"{quantity(asked - images, 'image')} not queued: a newer version of the file is there.")
+    if images and not is_running:
+        errors.print(f"No daemon is running: `{printable(command('run'))}` processes what is pending.")
 
 
 def print_older_settings() -> None:

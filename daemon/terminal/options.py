@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,16 +50,40 @@ JsonOption = Annotated[bool, flag("--json", help="Print JSON.")]
 
 # Of `visiond export`
 
+
+class Format(StrEnum):
+    csv = "csv"
+    jsonl = "jsonl"
+    parquet = "parquet"
+    lance = "lance"
+    coco = "coco"
+    yolo = "yolo"
+    label_studio = "label-studio"
+    cvat = "cvat"
+    huggingface = "huggingface"
+    webdataset = "webdataset"
+    captions = "captions"
+    hocr = "hocr"
+    alto = "alto"
+    xmp = "xmp"
+    xmp_adobe = "xmp-adobe"
+
+
+FormatOption = Annotated[
+    Format | None,
+    typer.Option("--format", "-f", help="Default: taken from the suffix of FILE; csv for standard output."),
+]
+
 ModelsOption = Annotated[
     bool,
     flag(
         "--models",
         help="A column for each stage with the fingerprint of its model; beside CSV a second file, NAME.models.csv, says what "
-        "each model is. Parquet says it in its metadata.",
+        "each model is. Parquet says it in its metadata, Lance in visiond.json.",
     ),
 ]
 Float16Option = Annotated[
-    bool, flag("--float16", help="Embeddings of Parquet in half precision, as the ledger has them.")
+    bool, flag("--float16", help="Embeddings of Parquet and Lance in half precision, as the ledger has them.")
 ]
 BomOption = Annotated[
     bool, flag("--bom", help="Begin CSV with a byte order mark, without which Excel misreads letters.")

@@ -1,11 +1,14 @@
-"""Kills the daemon while sinks write a file for each image, and looks at every file: one for each image and sink, whole, and
-with the answer of its image."""
+"""Kills the daemon while sinks write a file for each image, and rows of Lance, and looks at every file and row: one for each
+image and sink, whole, and with the answer of its image."""
 
 from __future__ import annotations
 
+import collections
+import importlib.util
 import os
 import random
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 from daemon.config.output import FILE_SINKS
@@ -29,13 +32,34 @@ LINE = {
 
 def kill_while_sinks_write(folder: Path, kills: int, files: int, chance: random.Random) -> Outcome:
     place = open_place(folder)
-    place.configure({"output": {"sinks": sorted(FILE_SINKS)}})
+    with_lance = importlib.util.find_spec("lance") is not None  # `make tools` installs it
+    place.configure({"output": {"sinks": [*sorted(FILE_SINKS), *["lance"] * with_lance]}})
     outcome = kill_daemons(place, kills, files, chance)
     end = place.run_once()  # a daemon that is stopped waits for its sinks only for a while
     assert end.returncode == 0, end.stderr
     for sink in sorted(FILE_SINKS):
         judge_files(place, sink, outcome.verdict)
+    if with_lance:
+        judge_rows(place, outcome.verdict)
     return outcome
+
+
+def judge_rows(place: Place, verdict: Verdict) -> None:
+    """Adds what is wrong with the data set of Lance to the verdict."""
+    import lance
+
+    def key(row: dict[str, Any]) -> tuple[int, str, str, str]:
+        return row["id"], row["inbox"], row["path"], row["caption"]
+
+    table = lance.dataset(f"{place.site.results}.lance").to_table(["id", "inbox", "path", "caption"])
+    found = collections.Counter(map(key, table.to_pylist()))
+    expected = {
+        key({**document, **document["source"], "caption": document["caption"]["text"]})
+        for document in verdict.results.values()
+    }
+    verdict.lost += [f"lance: {row}" for row in expected - found.keys()]
+    verdict.wrong += [f"lance: {row}" for row in found.keys() - expected]
+    verdict.double += [f"lance: {row}" for row, count in found.items() if count > 1]
 
 
 def judge_files(place: Place, sink: str, verdict: Verdict) -> None:

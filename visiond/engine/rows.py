@@ -7,8 +7,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from daemon.formats import parquet
 from daemon.ledger.record import Record
-from daemon.results import parquet
 from daemon.results.columns import ExportColumns
 from daemon.results.export import note_models
 

@@ -414,7 +414,9 @@ def test_retry_brings_a_failed_image_back_with_and_without_a_daemon(tmp_path: Pa
         daemon.wait_idle(2)
         assert daemon.stop() == 0
     place.assert_kept(FAILED=1)
-    assert say(place, "retry", "--all") == "1 image pending again\n"
+    told = place.command("retry", "--all")
+    assert told.stdout == "1 image pending again\n"
+    assert told.stderr == "No daemon is running: `visiond run` processes what is pending.\n"
     assert counts_of(place) == {"PENDING": 1}
 
 
@@ -789,13 +791,15 @@ def test_each_command_explains_itself_with_an_example() -> None:
     [
         (["status", "--jsno"], os.EX_USAGE, "--json"),
         (["export", "--ratio", "A=lots", "no.csv"], os.EX_USAGE, "write it like A=0.4"),
+        (["export"], os.EX_USAGE, "For example: visiond export"),
+        (["labels", "forget"], os.EX_USAGE, "For example: visiond labels forget"),
         (["export", "--bin", "Z", "no.csv"], os.EX_USAGE, "bins are A, B, C"),
         (["export", "no/such/folder.csv"], os.EX_CANTCREAT, "cannot be written: No such file"),
         (["export", "-f", "parquet", "-"], os.EX_USAGE, "name a file"),
         (["list", "--state", "lost"], os.EX_USAGE, "'pending', 'done', 'failed', 'skipped', 'gone'"),
         (["retry"], os.EX_USAGE, "not both"),
         (["retry", "--all", "broken.jpg"], os.EX_USAGE, "not both"),
-        (["export", "all.json"], os.EX_USAGE, "does not end in any of .csv, .jsonl, .parquet"),
+        (["export", "all.json"], os.EX_USAGE, "does not end in any of .csv, .jsonl, .parquet, .lance"),
         (["backup", "-"], os.EX_USAGE, "name a file"),
         (["samples", "daemon.toml"], os.EX_CANTCREAT, "daemon.toml cannot be written: File exists"),
         (["demo", "daemon.toml"], os.EX_CANTCREAT, "daemon.toml/inbox cannot be written: Not a directory"),
@@ -807,6 +811,8 @@ def test_each_command_explains_itself_with_an_example() -> None:
         *(
             "an option",
             "a mix",
+            "no file",
+            "no place",
             "a bin",
             "a file",
             "a pipe",

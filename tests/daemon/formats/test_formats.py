@@ -21,14 +21,15 @@ import pytest
 import yaml
 from PIL import Image
 
-from daemon.cli.results import Format
 from daemon.core.labels import Kind, Label, ObjectLabel
 from daemon.core.messages import Output
 from daemon.formats.answered import Answered, ImageAnswers
 from daemon.formats.formats import FOLDERS
 from daemon.ledger.record import Record
-from daemon.results.datasets import name_images, name_inboxes
+from daemon.results.columns import ExportColumns
+from daemon.results.datasets import name_images, name_inboxes, write_images
 from daemon.results.export import FILES
+from daemon.terminal.options import Format
 from tests.makers import make_outputs, make_record
 
 WITH_FILES = ("captions", "hocr", "alto", "xmp", "xmp-adobe", "yolo", "webdataset")  # for each image
@@ -105,7 +106,7 @@ def write(folder: Path, format: str, images: list[Answered]) -> Path:
 
 
 def test_the_command_has_every_format() -> None:
-    assert [format.value for format in Format] == [*FILES, *FOLDERS]
+    assert [format.value for format in Format] == [*FILES, "lance", *FOLDERS]
 
 
 @pytest.mark.filterwarnings(
@@ -549,8 +550,13 @@ def test_label_studio_offers_the_names_of_people_and_of_predictions(tmp_path: Pa
     assert offered == used
 
 
-def test_without_labels_label_studio_gets_no_empty_control(tmp_path: Path) -> None:
-    outputs = make_outputs(0, stages=["ocr"])
-    folder = write(tmp_path / "t", "label-studio", named([make_record(tmp_path, outputs=outputs)]))
-    config = ElementTree.parse(folder / "config.xml")
-    assert {element.tag for element in config.iter()} == {"View", "Image", "Rectangle", "TextArea"}
+@pytest.mark.parametrize("stages", [["ocr"], ["ocr", "yolo"]])
+def test_label_studio_has_no_empty_control_and_people_can_draw_the_first_box(
+    tmp_path: Path, stages: list[str]
+) -> None:
+    record = make_record(tmp_path, outputs=make_outputs(0, stages=["ocr"]))
+    write_images(tmp_path, "label-studio", [record], {}, [], ExportColumns(stages))
+    config = ElementTree.parse(tmp_path / "config.xml")
+    boxes = {"RectangleLabels", "Label"} if "yolo" in stages else set()
+    assert {element.tag for element in config.iter()} == {"View", "Image", "Rectangle", "TextArea"} | boxes
+    assert [each.get("value") for each in config.iter("Label")] == (["object"] if boxes else [])

@@ -223,10 +223,50 @@ def test_exports_have_labels_in_a_column_a_key_or_the_place_of_the_answers(label
     ]
     assert "unicorn" not in str(task["predictions"])
     labelled = "json_extract(labels, '$.objects') IS NOT NULL"
-    shown = labels.command("export", "--labels", "--where", labelled, "-").stdout
-    assert [row["path"] for row in csv.DictReader(shown.splitlines())] == ["0.ppm"]
+    shown = labels.command("export", "--labels", "--where", labelled, "-")
+    assert [row["path"] for row in csv.DictReader(shown.stdout.splitlines())] == ["0.ppm"]
+    assert "people have labelled 1 of the 1 image that" in shown.stderr
+    for format in ("jsonl", "coco"):
+        said = labels.command(
+            "export", "--labels", "--force", "-f", format, labels.folder / f"all.{format}"
+        ).stderr
+        assert f"Note: people have labelled 1 of the {IMAGES + 2} images that were chosen." in said
     assert [category["name"] for category in written["categories"]] == ["unicorn"]
     assert '"labels":' not in labels.command("export", "-f", "jsonl", "-").stdout
+
+
+def test_why_an_import_keeps_nothing_is_the_last_sentence(labels: Place, tmp_path: Path) -> None:
+    def last(document: Any, *options: str, place: Place = labels) -> str:
+        ended = say(place, document, *options)
+        assert ended.returncode == os.EX_NOINPUT
+        return " ".join(ended.stderr.split()).rpartition("Nothing is kept: ")[2]
+
+    far = {"x": 300, "y": 1, "width": 9, "height": 9, "rotation": 0, "rectanglelabels": ["cat"]}
+    sizes = {"original_width": 64, "original_height": 48}
+    outside = [{"type": "rectanglelabels", "value": far, **sizes}]
+    assert last([]).endswith("said.json has no labels.")
+    assert "no labels that can be taken" in last([{"data": {"image": "0.ppm"}}])
+    assert last(tags_of("0.ppm"), "--only", "caption").startswith(
+        f"{labels.folder}/said.json has labels of other"
+    )
+    assert last(tags_of("0.ppm"), "--only", "caption").endswith(
+        "kinds only: tags. Leave out --only, or name one of them."
+    )
+    assert last(tags_of("gone.ppm")).startswith(
+        f"no name in {labels.folder}/said.json is that of an image that is DONE."
+    )
+    assert (
+        last(tags_of("1.ppm"))
+        == "each name can mean several images. Write more of the paths, or the digests."
+    )
+    assert last([{"data": {"image": "0.ppm"}, "annotations": [{"result": outside}]}]).startswith(
+        "1 image found, but no"
+    )
+    empty = Place(tmp_path)
+    assert empty.run_once().returncode == 0
+    assert last(tags_of("0.ppm"), place=empty).startswith(
+        "no image is DONE, so there is none to label. `visiond run`"
+    )
 
 
 def test_labels_are_listed_by_where_they_are_from_and_forgotten(labels: Place) -> None:

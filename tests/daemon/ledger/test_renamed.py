@@ -16,7 +16,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from daemon.config.output import FILE_SINKS
+from daemon.config.output import FOLDER_SINKS
 from daemon.config.sections import Inbox
 from daemon.core.jobs import Admitted, Ending, File, Job, JobStatus, Placed, Version
 from daemon.inbox.folder import open_folder
@@ -130,7 +130,7 @@ async def test_a_renamed_file_has_a_new_number_for_the_search_and_its_old_one_fo
     assert {name: behind for name, (behind, _) in reader.sinks().items()} == {"quick": 0, "slow": 3}
 
 
-@pytest.mark.parametrize("sink", ["store", *sorted(FILE_SINKS)])
+@pytest.mark.parametrize("sink", ["store", *sorted(FOLDER_SINKS)])
 async def test_a_sink_whose_objects_have_the_names_of_files_gets_a_renamed_one(
     kept: Ledger, reader: Reader, sink: str
 ) -> None:

@@ -21,6 +21,7 @@ from tests.daemon_process import STAGES, Daemon, Place, counts_of, picture, wait
 NO_MODEL = {name: {"options": {"fail": {"": "raise"}}} for name in STAGES}  # every call of a model fails
 NO_TEXT = {"text_boxes_threshold": 100}
 ANY_TEXT = {"text_boxes_threshold": 0}
+NO_DAEMON = "No daemon is running: `visiond run` processes what is pending.\n"
 
 
 def annotated(folder: Path, images: int = 6, **settings: Any) -> Place:
@@ -57,7 +58,7 @@ def test_a_changed_threshold_brings_images_into_their_new_bins_and_no_model_runs
     assert "A" not in before.values()
     place.configure({"binning": ANY_TEXT, "stages": NO_MODEL})
     assert place.run_once().stdout.startswith("0 done")
-    assert redo(place, "--stale") == ("6 images pending again\n", "")
+    assert redo(place, "--stale") == ("6 images pending again\n", NO_DAEMON)
     assert verified(place) == {"whole": 6}
     assert place.run_once().returncode == 0
     texts = {name: place.sidecar(name)["ocr"]["count"] for name in before}
@@ -83,7 +84,7 @@ def test_a_changed_model_is_reported_and_only_its_stage_runs_again(tmp_path: Pat
     assert told in idle.stdout.splitlines()
     assert told in place.command("status").stdout.splitlines()
     assert json.loads(place.command("status", "--json").stdout)["outdated"] == {"files": 6, "at_least": False}
-    assert redo(place, "--stale") == ("6 images pending again\n", "")
+    assert redo(place, "--stale") == ("6 images pending again\n", NO_DAEMON)
     assert place.run_once().stdout.startswith("6 done")
     after = [place.sidecar(f"{number:05d}.ppm")["models"] for number in range(6)]
     assert [
@@ -124,12 +125,12 @@ def test_images_that_a_redo_finds_gone_are_no_longer_counted_as_outdated(tmp_pat
         if not runs:
             assert place.run_once().returncode == 0
         assert outdated() == 2
-        assert redo(place, "--stale")[1] == "1 image not queued: the file is gone.\n"
+        assert redo(place, "--stale")[1] == (not runs) * NO_DAEMON + "1 image not queued: the file is gone.\n"
         if not runs:
             assert place.run_once().returncode == 0
         wait_for(lambda: outdated() == 0, "the end of the redo")
     aside.rename(folder)
-    assert redo(place, "--stale") == ("1 image pending again\n", "")
+    assert redo(place, "--stale") == ("1 image pending again\n", NO_DAEMON)
     assert place.rows("SELECT count(*) FROM lost") == [(0,)], "its file is back"
 
 
@@ -164,6 +165,7 @@ def test_images_whose_file_is_gone_or_replaced_stay_as_they_are_and_are_counted(
         "1 image not queued: the file has changed since it was processed.",
         "2 images not queued: the file is gone.",
         "2 images not queued: the inbox is not in the configuration.",
+        NO_DAEMON.strip(),
     ]
     assert counts_of(place) == {"DONE": 5, "PENDING": 1}
 
@@ -386,7 +388,7 @@ def test_a_daemon_that_takes_a_request_and_does_not_answer_is_not_taken_for_anot
 def test_results_of_a_time_or_later_are_made_again_by_all_models(tmp_path: Path, since: str) -> None:
     place = annotated(tmp_path)
     place.configure({"stages": NO_MODEL})
-    assert redo(place, "--since", since) == ("6 images pending again\n", "")
+    assert redo(place, "--since", since) == ("6 images pending again\n", NO_DAEMON)
     assert place.run_once().stdout.startswith("0 done, 6 failed"), "the models were to run"
 
 

@@ -5,11 +5,13 @@ import collections
 import contextlib
 import csv
 import errno
+import io
 import json
 import os
 import re
 import sqlite3
 import struct
+import sys
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from datetime import datetime
 from functools import partial
@@ -17,17 +19,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow
 import pyarrow.parquet
 import pytest
 
+import daemon.results.lance
 from daemon.config.loading import parse
-from daemon.core.errors import NotWritable, WrongArgument
+from daemon.core.errors import MissingLibrary, NotWritable, WrongArgument
 from daemon.core.jobs import Job, Placed, Version
 from daemon.core.messages import Output
+from daemon.formats import parquet
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
-from daemon.results import parquet
 from daemon.results.choice import ExportChoice, parse_ratio, pick
 from daemon.results.columns import COLUMNS, ExportColumns
 from daemon.results.datasets import check_target, keep_files, name_images
@@ -227,6 +231,34 @@ async def test_all_formats_contain_the_same_results(reader: Reader, tmp_path: Pa
         {key: "" if value is None else str(cell(value)) for key, value in row.items()} for row in expected
     ]
     assert (tmp_path / "all.jsonl").read_bytes() == b"".join(record.sidecar for record in reader.finished())
+
+
+@pytest.mark.parametrize("half", [False, True])
+async def test_lance_reads_what_parquet_has(
+    reader: Reader, tmp_path: Path, half: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lance = pytest.importorskip("lance", reason="pylance is not installed: make tools")
+    for module in (parquet, daemon.results.lance):
+        monkeypatch.setattr(module, "CHUNK", 4)
+    monkeypatch.setattr(daemon.results.lance, "ROWS", 8)  # of a file
+    models = ExportColumns(ORDER, models=True)
+    for format in ("parquet", "lance"):
+        assert write(reader, tmp_path / f"all.{format}", format, columns=models, half=half) == 21
+    table = pyarrow.parquet.read_table(tmp_path / "all.parquet").replace_schema_metadata(None)
+    found = lance.dataset(tmp_path / "all.lance")
+    assert found.to_table() == table
+    assert found.schema == table.schema
+    assert (found.version, len(found.get_fragments())) == (1, 3)
+    assert json.loads((tmp_path / "all.lance" / "visiond.json").read_bytes())["models"]
+
+
+async def test_lance_without_its_library_says_what_to_type(
+    reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lance", None)
+    with pytest.raises(MissingLibrary, match=r"pip install 'visiond\[lance\]', or use --format parquet"):
+        write(reader, tmp_path / "all.lance", "lance")
+    assert not (tmp_path / "all.lance").exists()
 
 
 async def test_a_table_of_many_row_groups_is_whole(
@@ -737,14 +769,18 @@ async def test_force_replaces_an_export_but_no_file_that_is_none(
     models = ExportColumns(ORDER, models=suffix != "jsonl")
     for mark in (True, False) if suffix == "csv" else (False, False):
         assert write(reader, file, suffix, columns=models, mark=mark, force=True) == 21
-    photograph = b"\xff\xd8\xff\xe0 a photograph"
-    for other in (file, tmp_path / "all.models.csv") if suffix == "csv" else (file,):
-        kept = other.read_bytes()
-        other.write_bytes(photograph)
-        with pytest.raises(NotWritable, match=f"{other} is no file of this command, so --force does not"):
-            write(reader, file, suffix, columns=models, force=True)
-        assert other.read_bytes() == photograph
-        other.write_bytes(kept)
+    foreign = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"id": [1, 2]}), foreign)
+    for theirs in (b"\xff\xd8\xff\xe0 a photograph", foreign.getvalue(), foreign.getvalue()[:9], b"PAR1"):
+        for other in (file, tmp_path / "all.models.csv") if suffix == "csv" else (file,):
+            kept = other.read_bytes()
+            other.write_bytes(theirs)
+            with pytest.raises(
+                NotWritable, match=f"{other} is no file of this command, so .*first: rm {other}$"
+            ):
+                write(reader, file, suffix, columns=models, force=True)
+            assert other.read_bytes() == theirs
+            other.write_bytes(kept)
 
 
 # Folders

@@ -12,10 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import msgspec
 import numpy as np
 import pytest
 
+import daemon.search.evidence
 from daemon.core.labels import Kind, Label, ObjectLabel
 from daemon.core.messages import Output
 from daemon.labels.store import LabelStore
@@ -31,10 +33,12 @@ from daemon.search.evidence import (
     write,
     write_all,
 )
+from daemon.search.opening import keep_up_to_date
 from daemon.search.query import parse
 from daemon.search.searcher import Found
 from tests.daemon.search.place import Place
 from tests.daemon.search.test_disagreement import objects, tags
+from tests.daemon_process import until
 from tests.makers import make_record
 
 
@@ -132,6 +136,18 @@ def test_labels_count_that_come_change_and_go_after_the_image(place: Place) -> N
     assert images(place, "disagreement:labels") == []
 
 
+@pytest.mark.anyio
+async def test_the_page_measures_new_labels_before_anybody_searches(place: Place) -> None:
+    place.add("a.jpg", "text", blip=caption("a dog on a lawn"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(keep_up_to_date, place.search)
+        await until(lambda: place.search.behind() == 0)
+        say(place, a="a ship at sea")
+        await until(lambda: "labels:blip" in place.search.index.evidence_in(NAMES).values)
+        tasks.cancel_scope.cancel()
+    assert [hit.image for hit in place.search.disagreeing(parse(""), "disagreement:labels").hits] == [1]
+
+
 def test_labels_that_are_there_before_the_image_count_too(place: Place) -> None:
     say(place, a="a ship at sea")
     place.add("a.jpg", "text", blip=caption("a dog on a lawn"))
@@ -180,26 +196,40 @@ def test_a_rare_score_counts_for_more_than_a_high_one_that_all_have() -> None:
     ranking = Ranking(
         make_columns(scores_clip=usual, scores_ocr={number: 100 * (number == 7) + 2 for number in range(100)})
     )
-    [(first, evidence)] = ranking.first(1).items()
-    assert (first, evidence.stage) == (7, "ocr")
+    places = next(ranking.in_order(1))
+    assert next(iter(places)) == 7
+    assert ranking.evidence_at(places[7]).stage == "ocr"
 
 
 def test_of_equally_rare_scores_those_against_a_person_come_first() -> None:
     some = {number: 2 + number % 100 for number in range(100)}
     other = {number: 2 + (number + 50) % 100 for number in range(100)}
-    signals = [
-        each.signal for each in Ranking(make_columns(scores_clip=some, labels_yolo=other)).first(99).values()
-    ]
+    ranking = Ranking(make_columns(scores_clip=some, labels_yolo=other))
+    signals = [ranking.evidence_at(at).signal for part in ranking.in_order(99) for at in part.values()]
     assert signals[:20] == ["labels"] * 20
     assert "scores" in signals
 
 
 def test_images_in_which_nothing_disagrees_are_not_in_the_order_and_the_newest_of_equals_is_first() -> None:
     far = 3 * BLOCK + 5
-    found = Ranking(make_columns(labels_yolo={1: 1, 2: 9, 3: 9, far: 9, far + 1: 1})).first(10)
+    [found] = Ranking(make_columns(labels_yolo={1: 1, 2: 9, 3: 9, far: 9, far + 1: 1})).in_order(10)
     assert [*found] == [far, 3, 2]
     allowed = np.packbits(np.arange(8) == 3, bitorder="little")
-    assert [*Ranking(make_columns(labels_yolo={2: 9, 3: 9, far: 9})).first(10, allowed)] == [3]
+    [found] = Ranking(make_columns(labels_yolo={2: 9, 3: 9, far: 9})).in_order(10, allowed)
+    assert [*found] == [3]
+
+
+def test_an_order_has_each_image_once_however_few_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon.search.evidence, "PART", 5)
+    chance = random.Random(1)
+    ranking = Ranking(
+        make_columns(
+            **{n: {k: chance.randrange(256) for k in range(300)} for n in ("scores_clip", "labels_yolo")}
+        )
+    )
+    whole, few = ([n for part in ranking.in_order(count) for n in part] for count in (1 << 62, 1))
+    assert whole == few
+    assert len({*whole}) == len(whole) > 290
 
 
 SCENES = 1000
@@ -271,5 +301,6 @@ def test_of_planted_errors_in_one_of_a_hundred_images_the_first_two_hundredths_h
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.execute("CREATE TABLE evidence (name, block, part, PRIMARY KEY (name, block))")
         write_all(connection, scores)
-        found = {*Ranking(Columns.read(connection, NAMES)).first(SCENES // 50)}
+        ranked = Ranking(Columns.read(connection, NAMES)).in_order(SCENES)
+    found = {*[number for part in ranked for number in part][: SCENES // 50]}
     assert len(found & planted) >= 0.8 * len(planted)

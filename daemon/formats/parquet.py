@@ -1,5 +1,5 @@
-"""Exports as Parquet: the columns of every export, and what fits into no cell of a CSV: embeddings,
-boxes and scores."""
+"""Exports as Parquet, and tables of Arrow for it: the columns of every export, and what fits into no cell of a CSV:
+embeddings, boxes and scores."""
 
 from __future__ import annotations
 
@@ -30,33 +30,44 @@ def write_table(
     notes: Callable[[], Mapping[bytes, bytes]] = dict,
     further: Any = None,
 ) -> None:
-    """columns: those of every export, with their types. sizes: the lengths of the embeddings.
-    With one length they are lists of a fixed size, otherwise plain lists. half: embeddings in half precision. notes: called
-    after the last row, for the file's own metadata. further: a table of Arrow with more columns, which has as many rows as
-    there are. Raises MissingLibrary."""
+    """columns, sizes, half: as of `make_schema`. notes: called after the last row, for the file's own metadata. further: a
+    table of Arrow with more columns, which has as many rows as there are. Raises MissingLibrary."""
+    schema, done = make_schema(columns, sizes, half=half), 0
+    import pyarrow
+    import pyarrow.parquet
+
+    whole = pyarrow.schema([*schema, *(further.schema if further is not None else ())])
+    with pyarrow.parquet.ParquetWriter(out, whole) as writer:
+        for table in make_tables(rows, schema):
+            for column in further.slice(done, len(table)).columns if further is not None else ():
+                table = table.append_column(whole.field(table.num_columns), column)
+            writer.write_table(table)
+            done += len(table)
+        writer.add_key_value_metadata(notes())
+
+
+def make_schema(columns: Mapping[str, type], sizes: Collection[int], *, half: bool = False) -> Any:
+    """Of Arrow. columns: those of every export, with their types. sizes: the lengths of the embeddings. With one length they
+    are lists of a fixed size, otherwise plain lists. half: embeddings in half precision. Raises MissingLibrary."""
     try:
         import pyarrow
-        import pyarrow.parquet
     except ImportError as error:
         raise MissingLibrary(
             "Parquet needs pyarrow: pip install 'visiond[parquet]', or use --format jsonl."
         ) from error
     size = next(iter(sizes)) if len(sizes) == 1 else 0
-    schema, done = _schema(columns, size, pyarrow.float16() if half else pyarrow.float32()), 0
-    whole = pyarrow.schema([*schema, *(further.schema if further is not None else ())])
-    with pyarrow.parquet.ParquetWriter(out, whole) as writer:
-        while chunk := list(itertools.islice(rows, CHUNK)):
-            plain = pyarrow.Table.from_pylist(
-                [cells_of(*row) for row in chunk], schema.remove(len(schema) - 1)
-            )
-            vectors = [vector_of(document) for _, document in chunk]
-            embedding = schema.field("embedding")
-            table = plain.append_column(embedding, _embeddings(vectors, embedding.type))
-            for column in further.slice(done, len(chunk)).columns if further is not None else ():
-                table = table.append_column(whole.field(table.num_columns), column)
-            writer.write_table(table)
-            done += len(chunk)
-        writer.add_key_value_metadata(notes())
+    return _schema(columns, size, pyarrow.float16() if half else pyarrow.float32())
+
+
+def make_tables(rows: Iterator[Row], schema: Any) -> Iterator[Any]:
+    """Tables of Arrow with at most CHUNK rows. schema: of `make_schema`, with embeddings in its last column."""
+    import pyarrow
+
+    embedding = schema.field("embedding")
+    while chunk := list(itertools.islice(rows, CHUNK)):
+        plain = pyarrow.Table.from_pylist([cells_of(*row) for row in chunk], schema.remove(len(schema) - 1))
+        vectors = [vector_of(document) for _, document in chunk]
+        yield plain.append_column(embedding, _embeddings(vectors, embedding.type))
 
 
 def _schema(columns: Mapping[str, type], size: int, precision: Any) -> Any:
