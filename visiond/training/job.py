@@ -12,7 +12,9 @@ from daemon.core.errors import WrongArgument
 from daemon.core.labels import Kind
 from daemon.layout.layout import pack_errors
 from stages.contract.manifest import Manifest
-from stages.weights.packs import Pack, resolve
+from stages.weights import names
+from stages.weights.catalog import find_backend
+from stages.weights.packs import Pack, find_entry, open_pack, resolve
 from visiond.training.data import Data
 from visiond.training.trainer import TrainerSettings
 
@@ -24,6 +26,7 @@ DEFAULTS: dict[Task, TrainerSettings] = {
     "tags": TrainerSettings(batch_size=64, epochs=6, learning_rate=1e-5, log_every=10),
     "captions": TrainerSettings(batch_size=32, epochs=6, learning_rate=2e-5, log_every=10),
 }
+TRAINED = {"transformers"}  # backends whose models can be
 JOB, DATA = "job.json", "data.json"  # in the folder of the work
 FINAL = "final"  # the trained model, there
 RANGES = "ranges.json"  # of the last scores
@@ -45,19 +48,29 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     resume: bool = False
 
 
-def find_base(task: Task, name: str, config: Config) -> tuple[str, str]:
-    """The folder of a model, and what people call it. Raises ModelsUnusable, WrongArgument."""
+def check_base(task: Task, name: str, config: Config) -> None:
+    """Before the labels are read, and a model is pulled in vain. Writes nothing. Raises ModelsUnusable, WrongArgument."""
     if not name:
         raise WrongArgument("--base says which model to begin with, such as --base rf-detr-small.")
-    stage = STAGES[task]
+    stage, published = STAGES[task], names.parse(name)
+    if published and published.entry and published.entry.stage == stage and not Path(name).exists():
+        backend = find_backend(published.entry)
+    else:
+        with pack_errors():
+            pack = open_pack(name, config.models.folder, record=False, stage=stage, base=Path.cwd())
+            backend = find_entry(pack, stage)[1].backend
+    if backend not in TRAINED:
+        raise WrongArgument(
+            f"{name} cannot be trained: it is of the backend {backend}. docs/training.md lists what can be."
+        )
+
+
+def find_base(task: Task, name: str, config: Config) -> tuple[str, str]:
+    """The folder of a model, and what people call it. Raises ModelsUnusable."""
     with pack_errors():
         folder = config.models.folder
         nothing = Pack(folder, Manifest(name="none"), folder, folder, base=Path.cwd())
-        spec = resolve(nothing, stage, {"model": name})
-    if spec.backend != "transformers":
-        raise WrongArgument(
-            f"{name} cannot be trained: it is of the backend {spec.backend}. docs/training.md lists what can be."
-        )
+        spec = resolve(nothing, STAGES[task], {"model": name})
     return spec.files["model"], spec.provenance.title or name
 
 
