@@ -26,7 +26,7 @@ DEFAULTS: dict[Task, TrainerSettings] = {
     "tags": TrainerSettings(batch_size=64, epochs=6, learning_rate=1e-5, log_every=10),
     "captions": TrainerSettings(batch_size=32, epochs=6, learning_rate=2e-5, log_every=10),
 }
-TRAINED = {"transformers"}  # backends whose models can be
+TRAINED = {"transformers", "florence"}  # backends whose models can be
 JOB, DATA = "job.json", "data.json"  # in the folder of the work
 FINAL = "final"  # the trained model, there
 RANGES = "ranges.json"  # of the last scores
