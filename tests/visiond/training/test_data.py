@@ -89,14 +89,16 @@ def test_names_of_yolo_without_a_suffix_find_their_images(tmp_path: Path) -> Non
 
 def test_an_image_that_cannot_be_decoded_is_left_out_by_its_name(tmp_path: Path) -> None:
     noise = np.random.default_rng(1).integers(0, 256, (64, 64, 3), np.uint8)
-    for name in ("whole.png", "cut.png"):
+    for name in ("whole.png", "broken.png"):
         Image.fromarray(noise).save(tmp_path / name)
-    (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:4000])  # its header is good
-    (tmp_path / "tags.csv").write_text("file_name,tags\nwhole.png,dog\ncut.png,cat\n")
+    with (tmp_path / "broken.png").open("r+b") as file:  # only its pixels: a look at the header finds nothing
+        file.seek(4000)
+        file.write(bytes(200))
+    (tmp_path / "tags.csv").write_text("file_name,tags\nwhole.png,dog\nbroken.png,cat\n")
     data = read_file(tmp_path / "tags.csv", tmp_path, Kind.TAGS, 0)
     assert [Path(each.file).name for each in data.learnt] == ["whole.png"]
     [(why, count)] = [(why, count) for why, count in data.left_out.items() if "no image" in why]
-    assert why.endswith(": cut.png")
+    assert why.endswith(": broken.png")
     assert count == 1
 
 
