@@ -287,11 +287,40 @@ CLIP_TEXT = {
     "num_attention_heads": 12,
 }
 # By stage and name in the catalog.
+D_FINE_NANO = {
+    "backbone_config": transformers.HGNetV2Config(
+        hidden_sizes=[64, 256, 512, 1024],
+        stem_channels=[3, 16, 16],
+        stage_in_channels=[16, 64, 256, 512],
+        stage_mid_channels=[16, 32, 64, 128],
+        stage_out_channels=[64, 256, 512, 1024],
+        stage_num_blocks=[1, 1, 2, 1],
+        stage_numb_of_layers=[3, 3, 3, 3],
+        use_learnable_affine_block=True,
+        out_indices=[3, 4],
+    ),
+    "encoder_in_channels": [512, 1024],
+    "encoder_hidden_dim": 128,
+    "encoder_ffn_dim": 512,
+    "encode_proj_layers": [1],
+    "feat_strides": [16, 32],
+    "num_feature_levels": 2,
+    "d_model": 128,
+    "decoder_in_channels": [128, 128],
+    "decoder_ffn_dim": 512,
+    "decoder_layers": 3,
+    "decoder_n_points": [6, 6],
+    "depth_mult": 0.5,
+    "hidden_expansion": 0.34,
+}
+
+
 ARCHITECTURES: dict[str, dict[str, Callable[[Path], None]]] = {
     "yolo": {
         "yolov8n": make_yolo("yolov8n"),
         "yolo26m": make_yolo("yolo26m"),
         "rt-detrv2-r50": make_detector("RTDetrV2", "RTDetrImageProcessor", 640),
+        "d-fine-nano": make_detector("DFine", "RTDetrImageProcessor", 640, **D_FINE_NANO),
         "d-fine-large": make_detector("DFine", "RTDetrImageProcessor", 640),
         "rf-detr-small": make_detector("RfDetr", "RfDetrImageProcessor", 512, **RF_DETR_SMALL),
     },

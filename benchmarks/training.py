@@ -1,6 +1,7 @@
-"""The rate of `visiond train detector` on one GPU and on several, with models of published sizes and random weights.
+"""The rate of `visiond train` on one GPU and on several, with models of published sizes and random weights.
 
     python -m benchmarks.training --gpus 1 2 --model rf-detr-small    on GPUs
+    python -m benchmarks.training --gpus 1 --model clip-b32 --batch 64 --images 64 --steps 4 --head-only      on a CPU
     python -m benchmarks.training --gpus 1 2 --tiny --images 48 --batch 2 --steps 6     two processes on a CPU
 
 Trains on drawn scenes, whose truth is their label, with the same batch for each GPU; nothing is held out. The images are read,
@@ -25,7 +26,7 @@ from daemon.system.gpus import list_gpus
 from stages.scenes.generator import write_samples
 from stages.scenes.truth import TRUTH, read_truth
 from visiond.training.data import Data, LabelledImage, split
-from visiond.training.job import DEFAULTS, TrainingJob, write_job
+from visiond.training.job import DEFAULTS, KINDS, STAGES, Task, TrainingJob, write_job
 from visiond.training.launch import TrainingPlace, train
 from visiond.training.log import read_log
 from visiond.training.trainer import LOG
@@ -34,15 +35,23 @@ GIB = 1 << 30
 TINY = "rf_detr"  # of the tests
 
 
-def label_scenes(folder: Path, count: int) -> Data:
+def label_scenes(folder: Path, count: int, kind: Kind) -> Data:
     write_samples(folder, count, seed=1)
     samples = []
     for truth in read_truth(folder / TRUTH):
         file = folder / truth.file
         objects = [ObjectLabel(each.label, tuple(map(float, each.box))) for each in truth.objects]  # type: ignore[arg-type]
+        words = truth.tags if kind is Kind.TAGS else truth.captions[:1]
+        said = (objects, []) if kind is Kind.OBJECTS else ([], words)
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        samples.append(LabelledImage(str(file), digest, truth.width, truth.height, objects))
-    return split(Kind.OBJECTS, samples, Counter(), share=0)
+        samples.append(LabelledImage(str(file), digest, truth.width, truth.height, *said))
+    return split(kind, samples, Counter(), share=0)
+
+
+def find_task(model: str) -> Task:
+    from benchmarks.architectures import ARCHITECTURES
+
+    return next(task for task, stage in STAGES.items() if model in ARCHITECTURES[stage])
 
 
 def make_base(options: Namespace, folder: Path) -> None:
@@ -53,15 +62,15 @@ def make_base(options: Namespace, folder: Path) -> None:
         return
     from benchmarks.architectures import ARCHITECTURES
 
-    ARCHITECTURES["yolo"][options.model](folder)
+    ARCHITECTURES[STAGES[find_task(options.model)]][options.model](folder)
 
 
 def measure(
-    options: Namespace, data: Data, base: Path, work: Path, places: Sequence[TrainingPlace]
+    options: Namespace, task: Task, data: Data, base: Path, work: Path, places: Sequence[TrainingPlace]
 ) -> dict[str, Any]:
     """Of one training: images/s, memory of a GPU in bytes, and the examples at once."""
     settings = msgspec.structs.replace(
-        DEFAULTS["detector"],
+        DEFAULTS[task],
         batch_size=options.batch * len(places),
         steps=options.steps,
         epochs=0,
@@ -70,12 +79,13 @@ def measure(
         precision=options.precision,
     )
     job = TrainingJob(
-        task="detector",
+        task=task,
         base=str(base),
         base_name=options.model,
         out=str(work / "out"),
         work=str(work),
         settings=settings,
+        head_only=options.head_only,
         gradient_checkpointing=options.gradient_checkpointing,
     )
     write_job(job, data)
@@ -98,6 +108,7 @@ def main() -> None:
         batch=16,
         steps=100,
         precision="auto",
+        head_only=False,
         gradient_checkpointing=False,
         temporary=str(TEMPORARY),
     )
@@ -105,13 +116,14 @@ def main() -> None:
     if gpus and max(options.gpus) > len(gpus):
         raise SystemExit(f"there are {len(gpus)} GPUs here: --gpus {max(options.gpus)} needs more.")
     with work_folder(Path(options.temporary)) as folder:
-        data = label_scenes(folder / "images", options.images)
+        task = "detector" if options.tiny else find_task(options.model)
+        data = label_scenes(folder / "images", options.images, KINDS[task])
         make_base(options, folder / "base")
         rates: dict[int, float] = {}
         for count in options.gpus:
             places = gpus[:count] or [TrainingPlace("", "CPU")] * count
             print(f"{count} × {places[0].name}, {options.batch} images each", flush=True)
-            found = measure(options, data, folder / "base", folder / f"work-{count}", places)
+            found = measure(options, task, data, folder / "base", folder / f"work-{count}", places)
             rates[count] = found["rate"]
             print(
                 f"{count} × {places[0].name}: {found['rate']:.1f} images/s, {found['memory'] / GIB:.1f} GiB each, "

@@ -84,7 +84,7 @@ def search(
 
     --by disagreement lists what a person should look at first. Signals:
     labels (people differ from the answers), looks (second looks do), models
-    (former models do), scores (a score is low). disagreement:labels looks at
+    (former or tried models do), scores (a score is low). disagreement:labels looks at
     one signal, :yolo at one stage, disagreement:labels:yolo at both.
 
     Examples:

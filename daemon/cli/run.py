@@ -4,6 +4,7 @@ compare`, another model on a sample of those that are done."""
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,7 @@ import typer
 from daemon.core.errors import Incomplete, Unfinished, VisiondError
 from daemon.core.hints import quantity
 from daemon.core.jobs import JobStatus
+from daemon.system.signals import SHELL_OFFSET
 from daemon.terminal.display import (
     console,
     print_found,
@@ -38,6 +40,7 @@ from daemon.terminal.progress import LATE_SECONDS, Progress
 if TYPE_CHECKING:
     from daemon.comparison.comparing import ModelComparison
     from daemon.config.loading import Config
+    from daemon.maintenance.keeping import ModelAnswers
 
 LISTED = 10  # images that change most
 MOST_SAMPLE = 100_000  # images whose answers are in memory
@@ -148,7 +151,8 @@ def compare(
     answers against the stored ones: the share that would change, with the
     range that holds it 95 of 100 times, the images that change most, and
     hours and energy for all images. Results stay as they are. The new
-    answers are kept: a later redo with this model does not compute them.
+    answers are kept, also after Ctrl-C: neither a later redo with this model
+    nor this command computes them again.
 
     Examples:
       visiond compare --stage yolo --model rf-detr-small
@@ -166,40 +170,45 @@ def compare(
     if page:
         check_target(settings, page, find_config(config))
         pages.check_page(page, settings, force=force)
+    troubles: list[VisiondError] = []  # what was found is printed first
     with open_reader(settings) as reader, Progress("images", after=LATE_SECONDS) as progress:
-        found = compare_answers(settings, stage, reader, sample, seed, progress.begin, progress.step)
+        keep = partial(_keep, settings, troubles)
+        found = compare_answers(settings, stage, reader, sample, seed, progress.begin, progress.step, keep)
     prices = Prices(price_per_kwh, price_per_hour)
     lines = [*describe(found, prices, seed), *say_what_next(found, named)]
-    kept, trouble = _keep(settings, found)
     try:
         if page:
             pages.write_page(page, settings, found, lines, force=force)
     except VisiondError as error:
-        trouble, page = trouble or error, None
+        page = None
+        troubles.append(error)
     if as_json:
-        print_json(as_document(found, prices) | {"kept": kept})
+        print_json(as_document(found, prices))
     else:
-        _print_comparison(found, lines, kept, page)
-    if trouble:
-        raise trouble
+        _print_comparison(found, lines, page)
+    if troubles:
+        raise troubles[0]
+    if found.run.stop:
+        raise typer.Exit(SHELL_OFFSET + found.run.stop)
 
 
-def _keep(settings: Config, found: ModelComparison) -> tuple[int, VisiondError | None]:
-    """How many answers were kept, and why not all: what was found is printed first."""
+def _keep(settings: Config, troubles: list[VisiondError], groups: Sequence[ModelAnswers]) -> int:
+    """How many answers were kept. troubles: gets why not all."""
     from daemon.terminal import control
 
     try:
-        return control.keep_answers(settings, found.answers()) if settings.pipeline.reuse_results else 0, None
+        return control.keep_answers(settings, groups) if settings.pipeline.reuse_results else 0
     except VisiondError as error:
-        return 0, error
+        troubles.append(error)
+        return 0
 
 
-def _print_comparison(found: ModelComparison, lines: list[str], kept: int, page: Path | None) -> None:
+def _print_comparison(found: ModelComparison, lines: list[str], page: Path | None) -> None:
     changed = [pair for pair in found.pairs if pair.change.amount][:LISTED]
     rows = ((p.record.id, os.fsdecode(p.record.location), f"{p.change.amount:.2f}") for p in changed)
     print_found(("number", "those that change most", "change"), rows)
-    if kept:
-        again = "a redo with these settings does not compute them again"
+    if kept := found.run.kept:
+        again = "a redo with these settings does not compute them again, and neither does this command"
         lines.append(f"{quantity(kept, 'new answer')} kept: {again}.")
     if page:
         lines.append(f"Both answers side by side: {page}")

@@ -9,7 +9,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from daemon.comparison.changes import (
     LARGE,
@@ -18,7 +18,7 @@ from daemon.comparison.changes import (
     measure_change,
     measure_error,
 )
-from daemon.comparison.running import SampleRun, run_stage
+from daemon.comparison.running import Keep, SampleRun, run_stage
 from daemon.config.loading import Config
 from daemon.core.errors import NothingFound, WrongArgument
 from daemon.core.labels import STAGE_OF, LookUp
@@ -27,14 +27,12 @@ from daemon.labels.store import LabelStore
 from daemon.layout.layout import judge_of
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
-from daemon.maintenance.keeping import ModelAnswers
+from daemon.ledger.statements import SQL
 from daemon.maintenance.redo import attempt_of
 from daemon.results.choice import draw, find_records
 from daemon.results.judge import Judge
 
 JOULES = 3.6e6  # of a kWh
-GROUP = 1024  # answers that are kept by one request
-GROUP_BYTES = 4 << 20  # of these; a daemon that runs does nothing else while it reads them
 CHUNK = 256  # images that are looked up at once
 MOST_LOOKED = 100_000  # numbers that are looked at, in a ledger with few answers of the stage
 
@@ -51,8 +49,9 @@ class Pair:
 
 
 class Cost(NamedTuple):
-    """For all images. None: not known."""
+    """Of what a redo would compute. images: with other bytes each, unless answers are not used again. None: not known."""
 
+    images: int
     images_per_second: float | None
     hours: float | None
     kwh: float | None
@@ -63,7 +62,8 @@ class ModelComparison:
     """population: images that are DONE and have an answer of the stage, estimated from those that were drawn unless these are
     all. pairs: the sample, those that change most first. models: that the stored answers are of, and how many. others: stages
     that a redo would run too, as other models are configured than their answers are of, and for how many images of the sample.
-    labelled: of each image with labels, how much farther from them the new answer is than the stored one."""
+    labelled: of each image with labels, how much farther from them the new answer is than the stored one. left: images
+    that a redo would compute."""
 
     stage: str
     population: int
@@ -71,6 +71,7 @@ class ModelComparison:
     models: Counter[Model]
     others: Counter[str]
     labelled: Sequence[float]
+    left: int
     run: SampleRun
 
     @property
@@ -105,22 +106,10 @@ class ModelComparison:
     def cost(self) -> Cost:
         run = self.run
         if not run.computed or not run.seconds:
-            return Cost(None, None, None)
+            return Cost(self.left, None, None, None)
         rate = run.computed / run.seconds
-        kwh = None if run.joules is None else run.joules / run.computed * self.population / JOULES
-        return Cost(rate, self.population / rate / 3600, kwh)
-
-    def answers(self) -> list[ModelAnswers]:
-        """What a redo would compute again if it were not kept."""
-        groups, size = list[ModelAnswers](), 0
-        for record in (pair.record for pair in self.pairs if pair.record.id in self.run.kept):
-            output = self.run.outputs[record.id]
-            if not groups or len(groups[-1].answers) == GROUP or size + len(output.payload) > GROUP_BYTES:
-                groups.append(ModelAnswers(self.model, []))
-                size = 0
-            groups[-1].answers.append((record.digest, output))
-            size += len(output.payload)
-        return groups
+        kwh = None if run.joules is None else run.joules / run.computed * self.left / JOULES
+        return Cost(self.left, rate, self.left / rate / 3600, kwh)
 
 
 def compare(
@@ -131,10 +120,11 @@ def compare(
     seed: int,
     begin: Callable[[str, int], None],
     step: Callable[[int], None],
+    keep: Keep,
 ) -> ModelComparison:
     """config: with the new settings of the stage, which is one of its stages. begin: called with what is counted from now on
-    and how many there are; step: with how many are done. Raises NothingFound, WrongArgument, MissingLibrary, and what loading
-    models raises."""
+    and how many there are; step: with how many are done; keep: as of `run_stage`. Raises NothingFound, WrongArgument,
+    MissingLibrary, KeyboardInterrupt, and what loading models raises."""
     records, population = _draw(reader, stage, sample, seed)
     if not records:
         raise NothingFound(
@@ -143,7 +133,7 @@ def compare(
     first = records[0].outputs[stage].payload
     measure_change(stage, (1, 1), first, first)  # raises before all that computing if a library is missing
     begin("images", len(records))
-    run = run_stage(config, stage, records, reader, step)
+    run = run_stage(config, stage, records, reader, step, keep)
     stored = Counter(model for record in records for model in record.models if model.stage == stage)
     if {model.fingerprint for model in stored} == {run.models[stage].fingerprint}:
         raise WrongArgument(
@@ -153,8 +143,7 @@ def compare(
     judge = judge_of(config, reader.inboxes())
     pairs = [_pair(record, stage, run, judge) for record in records if record.id in run.outputs]
     if not pairs:
-        why = ", ".join(run.failures)
-        raise NothingFound(f"None of {len(records)} images could be compared: {why}.")
+        _explain_none(run)
     others = Counter(
         model.stage
         for record in records
@@ -164,7 +153,12 @@ def compare(
     pairs.sort(key=lambda pair: (pair.change, pair.record.id), reverse=True)
     with LabelStore(config.state.path).lookup() as find:
         labelled = [*_hold_against_labels(pairs, stage, find)]
-    return ModelComparison(stage, population, pairs, stored, others, labelled, run)
+    left = (
+        min(population, _count_left(reader, run.models[stage]))
+        if config.pipeline.reuse_results
+        else population
+    )
+    return ModelComparison(stage, population, pairs, stored, others, labelled, left, run)
 
 
 def _draw(reader: Reader, stage: str, sample: int, seed: int) -> tuple[list[Record], int]:
@@ -178,6 +172,21 @@ def _draw(reader: Reader, stage: str, sample: int, seed: int) -> tuple[list[Reco
             if len(found) == sample or chunk[record.id] > MOST_LOOKED:
                 return found, max(len(found), round(last * len(found) / chunk[record.id]))
     return found, len(found)
+
+
+def _explain_none(run: SampleRun) -> NoReturn:
+    """Raises NothingFound, KeyboardInterrupt."""
+    if run.stop:
+        raise KeyboardInterrupt
+    why = ", ".join(run.failures)
+    raise NothingFound(f"None of {run.failures.total()} images could be compared: {why}.")
+
+
+def _count_left(reader: Reader, model: Model) -> int:
+    """Images with other bytes each that have an answer of its stage, but none of it."""
+    with reader.lend() as connection:
+        [row] = connection.execute(SQL["count_left"], (model.stage, model.fingerprint))
+    return int(row[0])
 
 
 def _pair(record: Record, stage: str, run: SampleRun, judge: Judge) -> Pair:

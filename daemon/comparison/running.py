@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -17,37 +18,50 @@ from daemon.inbox.origin import origin_of
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
 from daemon.ledger.rows import Stored, read_stored
+from daemon.maintenance.keeping import ModelAnswers
 from daemon.system.gpus import list_gpus
+from daemon.system.signals import noting_stop
 from stages.contract.base import Reason
 from stages.registry.registry import find_stage
 from visiond.engine import Annotator
 
 READ = 32  # files that are in memory at once, beside those in the slab
 READERS = 8  # threads
+GROUP = 1024  # answers that are kept by one request
+GROUP_BYTES = 4 << 20  # of these; a daemon that runs does nothing else while it reads them
+
+Keep = Callable[[Sequence[ModelAnswers]], int]  # returns how many of the answers are new
 
 
 @dataclass(frozen=True)
 class SampleRun:
     """models: of all stages, in this configuration. outputs: by image, what the stage says. failures: why it says nothing, and
-    of how many images. computed: how many answers the ledger did not have. kept: images with such an answer that a redo would
-    get too, as the answers that the stage uses are of the same models. seconds: that computing took, without loading. joules:
-    that the GPUs used meanwhile; None: not known."""
+    of how many images. computed: how many answers the ledger did not have. kept: how many of these it has now, which are those
+    that a redo would get too, as the answers that the stage uses are of the same models. seconds: that computing took, without
+    loading. joules: that the GPUs used meanwhile; None: not known. stop: the signal that has ended it before all was done."""
 
     models: Mapping[str, Model]
     devices: list[str]
     outputs: Mapping[int, Output]
     failures: Counter[str]
     computed: int
-    kept: Collection[int]
+    kept: int
     seconds: float
     joules: float | None
+    stop: signal.Signals | None = None
 
 
 def run_stage(
-    config: Config, stage: str, records: Sequence[Record], reader: Reader, step: Callable[[int], None]
+    config: Config,
+    stage: str,
+    records: Sequence[Record],
+    reader: Reader,
+    step: Callable[[int], None],
+    keep: Keep,
 ) -> SampleRun:
-    """step: called with the number of images that were read. Raises what `Annotator.load` does."""
-    with Annotator(_without_bins(config), only=stage) as annotator:
+    """step: called with the number of images that were read. keep: called with what a redo would compute again otherwise, also
+    after a signal to stop. Raises what `Annotator.load` does."""
+    with Annotator(_without_bins(config), only=stage) as annotator, noting_stop() as stops:
         assert annotator.layout
         models = {model.stage: model for model in annotator.layout.models()}
         devices = annotator.layout.only(stage).devices()
@@ -58,19 +72,37 @@ def run_stage(
         used = _find_used(stage, models)
         known = _find_earlier(stored, reader, used)
         before, started = count_joules(devices), time.monotonic()
-        answered = annotator.records(_read(left, step), known=known)
+        answered = annotator.find_records(_read(left, step), known, lambda: stops)
         seconds, after = time.monotonic() - started, count_joules(devices)
-    failures: Counter[str] = Counter()
-    computed = []
-    for record, answer in zip(left, answered, strict=True):
-        if answer.digest == record.digest and stage in answer.outputs:
-            outputs[record.id] = answer.outputs[stage]
-            computed.append(record)
-        else:
-            failures[_explain(answer)] += 1
-    kept = {record.id for record in computed if len(known.get(record.digest, UNREAD).outputs) == len(used)}
+        failures: Counter[str] = Counter()
+        computed = []
+        for place, record in enumerate(left):
+            if why := _explain(record, stage, answered.get(place)):
+                failures[why] += 1
+            else:
+                outputs[record.id] = answered[place].outputs[stage]
+                computed.append(record)
+        said = [
+            (record.digest, outputs[record.id])
+            for record in computed
+            if len(known.get(record.digest, UNREAD).outputs) == len(used)
+        ]
+        kept = keep(group_answers(models[stage], said))
     joules = None if before is None or after is None else after - before
-    return SampleRun(models, devices, outputs, failures, len(computed), kept, seconds, joules)
+    stop = stops[0] if stops else None
+    return SampleRun(models, devices, outputs, failures, len(computed), kept, seconds, joules, stop)
+
+
+def group_answers(model: Model, answers: Iterable[tuple[bytes, Output]]) -> list[ModelAnswers]:
+    """As they are sent to a daemon."""
+    groups, size = list[ModelAnswers](), 0
+    for digest, output in answers:
+        if not groups or len(groups[-1].answers) == GROUP or size + len(output.payload) > GROUP_BYTES:
+            groups.append(ModelAnswers(model, []))
+            size = 0
+        groups[-1].answers.append((digest, output))
+        size += len(output.payload)
+    return groups
 
 
 def _find_used(stage: str, models: Mapping[str, Model]) -> list[Model]:
@@ -78,10 +110,13 @@ def _find_used(stage: str, models: Mapping[str, Model]) -> list[Model]:
     return [models[name] for name in find_stage(stage).uses if name in models]
 
 
-def _explain(answer: Record) -> str:
-    """Why an image has no answer, alike for all with the same trouble."""
+def _explain(record: Record, stage: str, answer: Record | None) -> str:
+    """Why an image has no answer, alike for all with the same trouble; "" if it has one."""
+    if not answer:
+        return "stopped before"
     if not answer.reason:
-        return "the file has changed since"
+        is_same = answer.digest == record.digest and stage in answer.outputs
+        return "" if is_same else "the file has changed since"
     return answer.detail if answer.reason == Reason.UNREADABLE else f"{answer.reason}"
 
 

@@ -26,7 +26,7 @@ class Prices(NamedTuple):
 
 
 def find_price(found: ModelComparison, prices: Prices) -> float | None:
-    """For all images: of what is known, if a price of that was given."""
+    """Of a redo: of what is known, if a price of that was given."""
     cost = found.cost()
     pairs = [(cost.kwh, prices.kwh), (cost.hours, prices.hour)]
     parts = [amount * price for amount, price in pairs if amount is not None and price is not None]
@@ -72,16 +72,18 @@ def _describe_changes(found: ModelComparison) -> Iterator[str]:
 
 def _describe_cost(found: ModelComparison, prices: Prices) -> Iterator[str]:
     cost, price = found.cost(), find_price(found, prices)
-    if cost.hours is None:
-        yield "What it would cost is not known: all these answers were in the ledger already."
-        return
-    energy = "energy not known" if cost.kwh is None else f"{_round(cost.kwh)} kWh"
-    priced = f", price {price:,.2f}" if price is not None else ""
-    devices = ", ".join(found.run.devices)
-    yield (
-        f"For all {found.population:,}: {_say_time(cost.hours)} at {cost.images_per_second:,.1f} images/s on {devices}, "
-        f"{energy}{priced}."
-    )
+    if not cost.images:
+        yield "A redo would compute nothing: all these answers are in the ledger."
+    elif cost.hours is None:
+        yield "What a redo would cost is not known: all answers of the sample were in the ledger already."
+    else:
+        energy = "energy not known" if cost.kwh is None else f"{_round(cost.kwh)} kWh"
+        priced = f", price {price:,.2f}" if price is not None else ""
+        devices = ", ".join(found.run.devices)
+        yield (
+            f"A redo would compute {cost.images:,} of {found.population:,}: {_say_time(cost.hours)} at "
+            f"{cost.images_per_second:,.1f} images/s on {devices}, {energy}{priced}."
+        )
     for stage, count in found.others.most_common():
         yield (
             f"A redo would run {stage} too, for {count / found.drawn:.0%} of the images: their answers are of another model "
@@ -118,6 +120,7 @@ def as_document(found: ModelComparison, prices: Prices) -> dict[str, Any]:
         "labelled": len(found.labelled),
         "nearer_to_labels": sum(each < 0 for each in found.labelled),
         "farther_from_labels": sum(each > 0 for each in found.labelled),
+        "kept": found.run.kept,
         "cost": {**found.cost()._asdict(), "price": find_price(found, prices), "devices": found.run.devices},
         "other_stages": found.others,
         "most_changed": [

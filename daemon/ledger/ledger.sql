@@ -673,6 +673,13 @@ AND (location IS NOT NULL OR :is_newest) AND id IN (:rows);
 SELECT DISTINCT models FROM image
 WHERE status = 1 AND (? = '[]' OR bin IN (SELECT value FROM json_each(?))) AND (location IS NOT NULL OR :is_newest);
 
+-- name: count_left
+-- Contents with an answer of this stage, but none of the model with this fingerprint. Reads an index only.
+SELECT COUNT(*) FROM (
+    SELECT content FROM result JOIN model ON model.id = result.model WHERE stage = ?
+    GROUP BY content HAVING MAX(fingerprint = ?) = 0
+);
+
 -- name: first_answer
 SELECT payload FROM result WHERE model = ? LIMIT 1;
 

@@ -176,7 +176,7 @@ _PAIRS = {
     ),
 }
 # By signal and stage. `looks`: the first answer and that of a second look. `models`: the answer and another one that the ledger
-# has of the same bytes, by a former model. `scores`: the answer alone. `labels`: the answer and what people say.
+# has of the same bytes, by a former or tried model. `scores`: the answer alone. `labels`: the answer and what people say.
 MEASURES: Mapping[tuple[str, str], Measure] = {
     ("labels", "ocr"): Measure(text_is_other, "pairs of characters that only one of both has", _DICE),
     ("labels", "yolo"): Measure(objects_are_others, "as for two answers, with people's boxes", _PAIRS["yolo"].source),

@@ -38,7 +38,7 @@ OF_LABELS = tuple(name for name in NAMES if name.startswith("labels:"))
 SENTENCES = {
     "labels": "people and answers differ: {}, {:.2f}",
     "looks": "first and second look differ: {}, {:.2f}",
-    "models": "this model and a former one differ: {}, {:.2f}",
+    "models": "this model and a former or tried one differ: {}, {:.2f}",
     "scores": "low scores: {}, {:.2f}",
 }
 SAID = {"ocr": "text", "yolo": "objects", "clip": "tags", "blip": "caption", "classifier": "classes"}

@@ -1,5 +1,5 @@
 """Signals that ask the daemon to stop or to reload, handled from the first line of `visiond run` to its last; and
-`interruptible`, for other commands that work until they are stopped.
+`interruptible` and `noting_stop`, for other commands that work until they are stopped.
 
 SIGHUP from a terminal means that it was closed: the daemon stops. A daemon without a terminal, as systemd starts it,
 takes SIGHUP as a reload, and remembers one that comes too early. The others stop it.
@@ -119,6 +119,27 @@ def interruptible(*stops: signal.Signals) -> Iterator[Callable[[], None]]:
     finally:
         for stop, handler in before.items():
             signal.signal(stop, handler)
+
+
+@contextlib.contextmanager
+def noting_stop() -> Iterator[list[signal.Signals]]:
+    """Within the context the first of these signals only gets into this list, so that what was done until then can be kept. The
+    next one does what it would have done without."""
+    noted: list[signal.Signals] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        noted.append(signal.Signals(number))
+        restore()
+
+    def restore() -> None:
+        for stop, handler in before.items():
+            signal.signal(stop, handler)
+
+    before = {stop: signal.signal(stop, note) for stop in _obeyed()}
+    try:
+        yield noted
+    finally:
+        restore()
 
 
 def _obeyed() -> list[signal.Signals]:

@@ -18,6 +18,14 @@ from stages.pretrained.checkpoints import load_part
 TASKS = {"caption": "<CAPTION>", "detailed": "<DETAILED_CAPTION>", "more detailed": "<MORE_DETAILED_CAPTION>"}
 
 
+def make_prompt(folder: str, task: str) -> torch.Tensor:
+    """Token ids [1, tokens], the same for all images. task: of TASKS. Raises StageUnusable."""
+    processor = load_part("processor", AutoProcessor, folder, trust_remote_code=False)
+    blank = torch.zeros(3, 32, 32, dtype=torch.uint8)
+    ids: torch.Tensor = processor(images=[blank], text=[TASKS[task]], return_tensors="pt")["input_ids"]
+    return ids
+
+
 class FlorenceStage(PromptStage):
     models = FLORENCE
 
@@ -25,9 +33,6 @@ class FlorenceStage(PromptStage):
         options = read_options(self.spec, FlorenceOptions)
         self.load_captioner(options.max_new_tokens, options.force_tokens)
         self.check_length(1)
-        processor = load_part("processor", AutoProcessor, self.spec.files["model"], trust_remote_code=False)
-        blank = torch.zeros(3, 32, 32, dtype=torch.uint8)
-        asked = processor(images=[blank], text=[TASKS[options.task]], return_tensors="pt")
-        self.prompt = asked["input_ids"].to(self.device)  # the same for all images
+        self.prompt = make_prompt(self.spec.files["model"], options.task).to(self.device)
         with hold_device(self.lock):
             self.warm_up()

@@ -37,7 +37,7 @@ from daemon.pipeline.station import Station
 from daemon.system.children import END_SECONDS, Parent
 from daemon.system.log import set_up
 from daemon.workers.kernels import compile_for_workers
-from visiond.engine.calls import NONE_KNOWN, Calls, Image, Known
+from visiond.engine.calls import Calls, Image, Known
 from visiond.engine.rows import ResultRows
 
 CLOSE_SECONDS = END_SECONDS + 5.0  # for the workers to end
@@ -100,13 +100,16 @@ class Annotator:
         """
         return [self.rows.row_of(record) for record in self.records(images, root)]
 
-    def records(
-        self, images: Iterable[Image], root: str | bytes = "", known: Known = NONE_KNOWN
-    ) -> list[Record]:
-        """As `annotate`, with the daemon's record of each image. known: what stages have answered before: they do not run
-        again for these bytes."""
-        calls = self._check()
-        return calls.answer(images, os.fsencode(root), known)
+    def records(self, images: Iterable[Image], root: str | bytes = "") -> list[Record]:
+        """As `annotate`, with the daemon's record of each image."""
+        return [*self._check().answer(images, os.fsencode(root)).values()]
+
+    def find_records(
+        self, images: Iterable[Image], known: Known, stopped: Callable[[], object]
+    ) -> dict[int, Record]:
+        """As `records`, by the places of the images. known: what stages have answered before: they do not run again for these
+        bytes. stopped: when it is true, images that are not finished are given up, and have no record."""
+        return self._check().answer(images, known=known, stopped=stopped)
 
     def close(self) -> None:
         """End the workers, and wait for that. Images that other threads still wait for are given up."""

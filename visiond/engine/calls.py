@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from msgspec.structs import replace
@@ -75,22 +75,30 @@ class Calls:
 
     # The side of the threads that call.
 
-    def answer(self, images: Iterable[Image], root: bytes = b"", known: Known = NONE_KNOWN) -> list[Record]:
-        """The records of these images, in their order. Blocks until all are finished.
-        Raises the error of the workers."""
+    def answer(
+        self,
+        images: Iterable[Image],
+        root: bytes = b"",
+        known: Known = NONE_KNOWN,
+        stopped: Callable[[], object] = bool,
+    ) -> dict[int, Record]:
+        """The records of these images by their places, in their order. Blocks until all are finished, or until one is after
+        `stopped`. Raises the error of the workers."""
         call = Call(root, known)
         inbox = self._number_of(root)
         count = 0
         try:
             for count, (name, data) in enumerate(images, 1):
                 self._offer(call, count - 1, inbox, os.fsencode(name), data)
+                if stopped():
+                    break
             with self._changed:
-                self._changed.wait_for(lambda: self.error or not call.left)
+                self._changed.wait_for(lambda: self.error or not call.left or stopped())
                 if call.left and self.error:
                     raise self.error
         finally:
             self._forget(call)
-        return [self._record(call.endings[place]) for place in range(count)]
+        return {place: self._record(call.endings[place]) for place in range(count) if place in call.endings}
 
     def _offer(
         self, call: Call, place: int, inbox: int, name: bytes, data: bytes | OSError | Failure

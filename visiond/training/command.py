@@ -52,7 +52,7 @@ TEXTS = {
         "tags.csv",
     ),
     "captions": (
-        "Train BLIP for the stage BLIP to caption images as people did.",
+        "Train BLIP or Florence-2 for the stage BLIP to caption images as people did.",
         "blip-base",
         "captions.csv",
     ),
@@ -204,7 +204,7 @@ def train_own(
     """Raises VisiondError."""
     try:
         from visiond.training.children import InUse
-        from visiond.training.job import JOB, STAGES, read_job, write_job
+        from visiond.training.job import JOB, STAGES, check_base, read_job, write_job
         from visiond.training.launch import TrainingPlace, train
     except ImportError as error:
         raise MissingLibrary(
@@ -222,6 +222,7 @@ def train_own(
         job, data = read_job(options.work / JOB)
         job = msgspec.structs.replace(job, resume=True)
     else:
+        check_base(task, options.base, config)
         data = find_data(task, options, config)
         job = make_job(task, options, config, data, len(places))
     _say(f"{quantity(len(data.learnt), 'image')} to learn from, {len(data.held_out):,} held out.")
@@ -280,7 +281,7 @@ def find_data(task: Task, options: Options, config: Config) -> Data:
 
 
 def make_job(task: Task, options: Options, config: Config, data: Data, processes: int) -> TrainingJob:
-    """Raises ModelsUnusable, WrongArgument."""
+    """Raises ModelsUnusable."""
     from visiond.training.job import DEFAULTS, TrainingJob, find_base
 
     folder, name = find_base(task, options.base, config)

@@ -6,11 +6,15 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from daemon.core.errors import WrongArgument
+from daemon.core.jobs import Version
 from daemon.core.labels import Kind, ObjectLabel, Said, Value, is_held_out
 from daemon.core.urls import is_url
 from daemon.labels.matching import KnownImage, keep_known
@@ -20,7 +24,11 @@ from daemon.labels.store import LabelStore
 from daemon.ledger.records import Reader
 from stages.contract.base import ImageError, Limits
 from stages.contract.files import open_file
+from stages.contract.processes import count_cores
+from stages.images.decoder import Decoders
 from stages.images.images import inspect
+
+NAMED = 3  # of the files that are left out for one reason
 
 
 class LabelledImage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -81,11 +89,11 @@ def read_store(store: LabelStore, reader: Reader, kind: Kind, share: float) -> D
     for record in reader.newest_done(with_results=False):
         if record.digest in labels and record.digest not in found:
             file = os.fsdecode(record.location)
-            if not is_url(file) and Path(file).is_file():
+            if not is_url(file) and _is_same(file, record.version):
                 image = KnownImage(record.digest, record.width, record.height)
                 found[record.digest] = _sample(file, image, labels[record.digest])
     if gone := len(labels) - len(found):
-        left_out["labels of images whose files are not on this machine"] += gone
+        left_out["labels of images whose files are not on this machine, or have changed"] += gone
     return split(kind, list(found.values()), left_out, share)
 
 
@@ -113,23 +121,51 @@ def _find_files(
     said: Iterable[Said], folder: Path, left_out: Counter[str]
 ) -> Iterator[tuple[str, tuple[Path, KnownImage]]]:
     """By the name in the file of labels."""
-    without_suffix = None
+    without_suffix, files = None, dict[str, Path]()
     for name in dict.fromkeys(each.name for each in said):
         file = folder / name
         if not has_image_suffix(name):  # in YOLO, where the images are elsewhere
             without_suffix = without_suffix or _list_stems(folder)
             below = name.removeprefix("images/")  # that folder may be FOLDER itself
             file = without_suffix.get(name) or without_suffix.get(below, file)
-        try:
-            with open_file(file) as opened:
-                data = opened.read()
-            header = inspect(memoryview(data), Limits())
-        except OSError:
-            left_out[f"images that are not in {folder}"] += 1
-        except ImageError as error:
-            left_out[f"files that are no image that can be read ({error.reason})"] += 1
-        else:
-            yield name, (file, KnownImage(hashlib.sha256(data).digest(), header.width, header.height))
+        files[name] = file
+    broken: dict[str, list[str]] = {}
+    with closing(Decoders(count_cores(), Limits())) as decoders, ThreadPoolExecutor(count_cores()) as threads:
+        for (name, file), found in zip(
+            files.items(), threads.map(partial(_look, decoders), files.values()), strict=True
+        ):
+            if isinstance(found, KnownImage):
+                yield name, (file, found)
+            elif isinstance(found, OSError):
+                left_out[f"images that are not in {folder}"] += 1
+            else:
+                broken.setdefault(found.reason, []).append(name)
+    for reason, names in broken.items():
+        named = ", ".join(names[:NAMED]) + ", …" * (len(names) > NAMED)
+        left_out[f"files that are no image that can be read ({reason}): {named}"] += len(names)
+
+
+def _look(decoders: Decoders, file: Path) -> KnownImage | OSError | ImageError:
+    """What it is if it can be decoded, which a training does much later; otherwise why not."""
+    try:
+        with open_file(file) as opened:
+            data = opened.read()
+        header = inspect(memoryview(data), Limits())
+        [pixels] = decoders.decode_all([(memoryview(data), header)])
+    except (OSError, ImageError) as error:
+        return error
+    if isinstance(pixels, ImageError):
+        return pixels
+    return KnownImage(hashlib.sha256(data).digest(), header.width, header.height)
+
+
+def _is_same(file: str, version: Version) -> bool:
+    """Whether it is there as it was when its image was decoded."""
+    try:
+        status = os.stat(file)
+    except OSError:
+        return False
+    return (status.st_size, status.st_mtime_ns) == (version.size, version.mtime_ns)
 
 
 def _list_stems(folder: Path) -> dict[str, Path]:

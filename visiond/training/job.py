@@ -13,7 +13,9 @@ from daemon.core.labels import Kind
 from daemon.layout.layout import pack_errors
 from stages.contract.manifest import Manifest
 from stages.contract.recognition import name_model
-from stages.weights.packs import Pack, resolve
+from stages.weights import names
+from stages.weights.catalog import find_backend
+from stages.weights.packs import Pack, find_entry, open_pack, resolve
 from stages.yolo.descriptor import OF_ANY_SHAPE
 from visiond.training.data import Data
 from visiond.training.trainer import TrainerSettings
@@ -26,6 +28,7 @@ DEFAULTS: dict[Task, TrainerSettings] = {
     "tags": TrainerSettings(batch_size=64, epochs=6, learning_rate=1e-5, log_every=10),
     "captions": TrainerSettings(batch_size=32, epochs=6, learning_rate=2e-5, log_every=10),
 }
+TRAINED = {"transformers", "florence"}  # backends whose models can be
 JOB, DATA = "job.json", "data.json"  # in the folder of the work
 FINAL = "final"  # the trained model, there
 RANGES = "ranges.json"  # of the last scores
@@ -47,20 +50,34 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     resume: bool = False
 
 
-def find_base(task: Task, name: str, config: Config) -> tuple[str, str]:
-    """The folder of a model, and what people call it. Raises ModelsUnusable, WrongArgument."""
+def check_base(task: Task, name: str, config: Config) -> None:
+    """Before the labels are read, and a model is pulled in vain. Writes nothing. Raises ModelsUnusable, WrongArgument."""
     if not name:
         raise WrongArgument("--base says which model to begin with, such as --base rf-detr-small.")
-    stage = STAGES[task]
-    with pack_errors():
-        folder = config.models.folder
-        nothing = Pack(folder, Manifest(name="none"), folder, folder, base=Path.cwd())
-        spec = resolve(nothing, stage, {"model": name})
-    why = "" if spec.backend == "transformers" else f"it is of the backend {spec.backend}"
-    if not why and (kind := name_model(Path(spec.files["model"]))[0]) in OF_ANY_SHAPE:
+    stage, published = STAGES[task], names.parse(name)
+    if published and published.entry and published.entry.stage == stage and not Path(name).exists():
+        backend, kind = find_backend(published.entry), ""
+    else:
+        with pack_errors():
+            pack, entry = find_entry(
+                open_pack(name, config.models.folder, record=False, stage=stage, base=Path.cwd()), stage
+            )
+            backend, kind = entry.backend, ""
+            if backend in TRAINED:
+                kind, _ = name_model(pack.folder / entry.files["model"])
+    why = "" if backend in TRAINED else f"it is of the backend {backend}"
+    if kind in OF_ANY_SHAPE:
         why = f'models of its model_type, "{kind}", take images of any shape'
     if why:
         raise WrongArgument(f"{name} cannot be trained: {why}. docs/training.md lists what can be.")
+
+
+def find_base(task: Task, name: str, config: Config) -> tuple[str, str]:
+    """The folder of a model, and what people call it. Raises ModelsUnusable."""
+    with pack_errors():
+        folder = config.models.folder
+        nothing = Pack(folder, Manifest(name="none"), folder, folder, base=Path.cwd())
+        spec = resolve(nothing, STAGES[task], {"model": name})
     return spec.files["model"], spec.provenance.title or name
 
 

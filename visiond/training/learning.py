@@ -66,9 +66,18 @@ class TrainingImages:
             return read_images(files, self.device, self.decoders, Limits())
         except OutOfMemory as error:  # the stages' name for it
             raise torch.OutOfMemoryError(str(error)) from error
+        except (OSError, ImageError):
+            for file in files:
+                self._check(file)
+            raise
+
+    def _check(self, file: Path) -> None:
+        """Raises WrongArgument for a file that has gone or cannot be decoded."""
+        try:
+            read_images([file], self.device, self.decoders, Limits())
         except (OSError, ImageError) as error:
             raise WrongArgument(
-                f"an image of {files[0]} to {files[-1]} cannot be read: {error}. Remove its labels, or restore it."
+                f"{file} cannot be read any more: {error}. Remove its labels, or restore it."
             ) from error
 
     def mirror(

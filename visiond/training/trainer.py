@@ -285,7 +285,8 @@ class Trainer:
         self.folder.mkdir(parents=True, exist_ok=True)
         cut_log(self.folder / LOG, self.schedule.step if keep else 0)
         if self.settings.trackers:
-            self.accelerator.init_trackers(self.settings.project, flatten(self.settings))
+            at = {"wandb": {"dir": str(self.folder)}}  # otherwise in the current folder
+            self.accelerator.init_trackers(self.settings.project, flatten(self.settings), at)
 
     def _write_log(self) -> None:
         """The mean losses since the last line, of all processes."""

@@ -7,6 +7,9 @@ import itertools
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ import pytest
 from daemon.comparison import running
 from daemon.comparison.changes import AnswerChange, estimate_share, measure_change
 from daemon.comparison.comparing import ModelComparison, Pair
-from daemon.comparison.running import SampleRun, count_joules
+from daemon.comparison.running import SampleRun, count_joules, group_answers
 from daemon.comparison.verdict import Prices, describe, say_what_next
 from daemon.config.loading import load
 from daemon.config.state import lock_state
@@ -34,7 +37,7 @@ from daemon.results.choice import draw
 from daemon.server.answers import ANSWERS_BYTES
 from daemon.system.gpus import Gpu, Sensors
 from daemon.terminal import control
-from tests.daemon_process import Daemon, Place, picture
+from tests.daemon_process import TOKEN, Daemon, Place, picture, wait_for
 from tests.makers import admit, complete, done, make_record
 
 IMAGES = 40
@@ -217,11 +220,51 @@ def test_labels_of_people_say_which_answers_are_nearer(place: Place) -> None:
     assert (found["labelled"], found["nearer_to_labels"], found["farther_from_labels"]) == (3, 0, 3)
 
 
-def test_the_cost_of_all_follows_from_the_rate_and_the_prices(place: Place) -> None:
+def test_the_cost_of_a_redo_follows_from_the_rate_and_the_prices(place: Place) -> None:
     cost = compare(place, "--sample", "15", "--price-per-hour", "3", "--price-per-kwh", "2")["cost"]
-    assert cost["hours"] == pytest.approx(IMAGES / cost["images_per_second"] / 3600)
+    assert cost["hours"] == pytest.approx((IMAGES - 15) / cost["images_per_second"] / 3600)
     assert cost["price"] == pytest.approx(3 * cost["hours"])
     assert cost["kwh"] is None  # of a CPU nobody knows it
+
+
+def test_the_cost_counts_equal_bytes_once_and_no_answer_that_was_kept(place: Place) -> None:
+    for number in range(5):
+        place.drop(f"copy-{number}.ppm", picture(number))
+    assert place.run_once().returncode == 0
+    found = compare(place, "--sample", "10")
+    left = IMAGES - found["kept"]
+    assert (found["images"], found["cost"]["images"]) == (IMAGES + 5, left)
+    again = compare(place, "--sample", "10", "--seed", "1")
+    assert again["cost"]["images"] == left - again["kept"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_what_was_computed_before_a_signal_is_kept_and_the_same_command_goes_on(
+    place: Place, signum: signal.Signals
+) -> None:
+    device = place.folder / "device"
+    slow = {"device_file": str(device), "latency_per_image_seconds": 0.05}
+    place.configure({"stages": {"yolo": {"batch_size": 1, "options": slow}}})
+    command = [sys.executable, "-P", "-m", "daemon", "compare", "--stage", "yolo", "--set", "options.salt=2"]
+    environment = os.environ | {TOKEN: place.token, "VISIOND_CONFIG": str(place.config)}
+    with subprocess.Popen([*command, "--json"], env=environment, stdout=subprocess.PIPE) as process:
+        wait_for(device.exists, "the first image")
+        process.send_signal(signum)
+        assert process.stdout
+        found = json.loads(process.stdout.read())
+    assert process.returncode == 128 + signum
+    assert 0 < found["kept"] == found["compared"] < IMAGES
+    assert found["left_out"] == {"stopped before": IMAGES - found["kept"]}
+    assert place.orphans() == []
+    again = compare(place, salt=2)
+    assert (again["compared"], again["kept"]) == (IMAGES, IMAGES - found["kept"])
+
+
+def test_a_sample_stays_when_images_arrive(place: Place) -> None:
+    first = {each["id"] for each in compare(place, "--sample", "15")["most_changed"]}
+    place.drop_many(range(IMAGES, IMAGES + 4))
+    assert place.run_once().returncode == 0
+    assert len(first - {each["id"] for each in compare(place, "--sample", "15")["most_changed"]}) <= 4
 
 
 def test_people_are_told_what_would_change_and_what_to_type(place: Place) -> None:
@@ -346,19 +389,16 @@ def test_energy_is_that_of_the_gpus_that_were_used_if_all_of_them_say_it(
 
 def test_energy_of_all_images_follows_from_that_of_those_that_were_computed() -> None:
     model = Model("yolo", "sha256:0", "")
-    run = SampleRun({"yolo": model}, ["cuda:0"], {}, Counter(), 20, set(), 4.0, 3.6e6)
-    cost = ModelComparison("yolo", 1000, [], Counter(), Counter(), [], run).cost()
-    assert cost == (5.0, pytest.approx(1000 / 5 / 3600), pytest.approx(50.0))
+    run = SampleRun({"yolo": model}, ["cuda:0"], {}, Counter(), 20, 0, 4.0, 3.6e6)
+    cost = ModelComparison("yolo", 3000, [], Counter(), Counter(), [], 1000, run).cost()
+    assert cost == (1000, 5.0, pytest.approx(1000 / 5 / 3600), pytest.approx(50.0))
 
 
-def test_answers_are_kept_in_requests_that_a_daemon_takes_without_a_pause(tmp_path: Path) -> None:
+def test_answers_are_kept_in_requests_that_a_daemon_takes_without_a_pause() -> None:
     """Those of OCR may have 100 KB each."""
     model = Model("ocr", "sha256:0", "")
     outputs = {number: Output(b"%d" % number + b" " * 100_000, 0.1) for number in range(1, 2001)}
-    run = SampleRun({"ocr": model}, ["cpu"], outputs, Counter(), 2000, {*outputs}, 4.0, None)
-    records = [make_record(tmp_path, id=number) for number in outputs]
-    pairs = [Pair(each, b"", b"", AnswerChange(0.0, False), ("", "")) for each in records]
-    groups = ModelComparison("ocr", 2000, pairs, Counter(), Counter(), [], run).answers()
+    groups = group_answers(model, ((b"%d" % number, output) for number, output in outputs.items()))
     sizes = [len(msgspec.json.encode([group])) for group in groups]
     assert max(sizes) < 8 << 20 < ANSWERS_BYTES < sum(sizes)
     assert [output for group in groups for _, output in group.answers] == [*outputs.values()]
@@ -369,9 +409,9 @@ def test_that_nothing_would_change_is_said_only_if_scores_stay_too(
     amount: float, is_said: bool, tmp_path: Path
 ) -> None:
     pair = Pair(make_record(tmp_path), b"", b"", AnswerChange(amount, False), ("A", "A"))
-    run = SampleRun({"clip": Model("clip", "sha256:0", "")}, ["cpu"], {}, Counter(), 1, set(), 4.0, None)
+    run = SampleRun({"clip": Model("clip", "sha256:0", "")}, ["cpu"], {}, Counter(), 1, 0, 4.0, None)
     [said] = say_what_next(
-        ModelComparison("clip", 1, [pair], Counter(), Counter(), [], run), {"model": "siglip2-base"}
+        ModelComparison("clip", 1, [pair], Counter(), Counter(), [], 1, run), {"model": "siglip2-base"}
     )
     assert ("Nothing would change" in said) is is_said
 
@@ -384,7 +424,7 @@ def test_a_model_that_finds_nothing_is_said_to_find_nothing(tmp_path: Path) -> N
         Pair(make_record(tmp_path), *each, measure_change("yolo", (100, 100), *each), ("A", "A"))
         for each in answers
     ]
-    run = SampleRun({"yolo": Model("yolo", "sha256:0", "")}, ["cpu"], {}, Counter(), 4, set(), 4.0, None)
-    found = ModelComparison("yolo", 4, pairs, Counter(), Counter(), [], run)
+    run = SampleRun({"yolo": Model("yolo", "sha256:0", "")}, ["cpu"], {}, Counter(), 4, 0, 4.0, None)
+    found = ModelComparison("yolo", 4, pairs, Counter(), Counter(), [], 4, run)
     assert found.empty() == (1, 3)
     assert "Nothing is found in 3 images of the sample; it was in 1." in describe(found, Prices(), 0)

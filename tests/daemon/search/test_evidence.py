@@ -42,6 +42,11 @@ from tests.daemon_process import until
 from tests.makers import make_record
 
 
+def test_another_model_is_not_said_to_be_a_former_one_as_it_may_only_have_been_tried() -> None:
+    said = Evidence("models", "yolo", 0.5).sentence
+    assert said == "this model and a former or tried one differ: objects, 0.50"
+
+
 def look(place: Place, order: str = "disagreement", query: str = "", **options: Any) -> Found:
     place.search.catch_up()
     return place.search.disagreeing(parse(query), order, **options)

@@ -7,16 +7,20 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from daemon.config.loading import load
-from daemon.core.errors import WrongArgument
+from daemon.core.errors import ModelsUnusable, WrongArgument
 from daemon.core.labels import Kind, ObjectLabel, is_held_out
 from daemon.labels.store import LabelStore
 from daemon.ledger.records import open_reader
 from tests.daemon_process import Place, picture
+from tests.stages.captioners import make_blip
 from visiond.training.command import choose_places
 from visiond.training.data import LabelledImage, check, read_file, read_store, split
+from visiond.training.job import check_base
 
 
 def make_samples(count: int) -> list[LabelledImage]:
@@ -54,18 +58,19 @@ def test_labels_that_were_imported_are_those_of_files_that_are_here(tmp_path: Pa
     for number in range(4):
         place.drop(f"{number}.ppm", picture(number))
     assert place.run_once().returncode == 0
-    boxes = [{"image_id": number, "category_id": 7, "bbox": [1, 1, 2, 2]} for number in range(3)]
-    images = [{"id": number, "file_name": f"{number}.ppm"} for number in range(3)]
+    boxes = [{"image_id": number, "category_id": 7, "bbox": [1, 1, 2, 2]} for number in range(4)]
+    images = [{"id": number, "file_name": f"{number}.ppm"} for number in range(4)]
     said = {"images": images, "annotations": boxes, "categories": [{"id": 7, "name": "dog"}]}
     (tmp_path / "said.json").write_text(json.dumps(said))
     assert place.command("labels", "import", tmp_path / "said.json").returncode == 0
     (place.inbox() / "1.ppm").unlink()
+    (place.inbox() / "2.ppm").write_bytes(b"cut")
     config = load(place.config)
     with open_reader(config) as reader:
         data = read_store(LabelStore(config.state.path), reader, Kind.OBJECTS, 0)
-    assert sorted(Path(each.file).name for each in data.learnt) == ["0.ppm", "2.ppm"]
+    assert sorted(Path(each.file).name for each in data.learnt) == ["0.ppm", "3.ppm"]
     assert {each.objects[0] for each in data.learnt} == {ObjectLabel("dog", (1.0, 1.0, 3.0, 3.0))}
-    assert data.left_out == {"labels of images whose files are not on this machine": 1}
+    assert data.left_out == {"labels of images whose files are not on this machine, or have changed": 2}
     assert data.names == ["dog"]
 
 
@@ -80,6 +85,34 @@ def test_names_of_yolo_without_a_suffix_find_their_images(tmp_path: Path) -> Non
     [sample] = data.learnt
     assert sample.file == str(tmp_path / "photos" / "a.ppm")
     assert data.left_out == {f"images that are not in {tmp_path / 'photos'}": 1}
+
+
+def test_an_image_that_cannot_be_decoded_is_left_out_by_its_name(tmp_path: Path) -> None:
+    noise = np.random.default_rng(1).integers(0, 256, (64, 64, 3), np.uint8)
+    for name in ("whole.png", "broken.png"):
+        Image.fromarray(noise).save(tmp_path / name)
+    with (tmp_path / "broken.png").open("r+b") as file:  # only its pixels: a look at the header finds nothing
+        file.seek(4000)
+        file.write(bytes(200))
+    (tmp_path / "tags.csv").write_text("file_name,tags\nwhole.png,dog\nbroken.png,cat\n")
+    data = read_file(tmp_path / "tags.csv", tmp_path, Kind.TAGS, 0)
+    assert [Path(each.file).name for each in data.learnt] == ["whole.png"]
+    [(why, count)] = [(why, count) for why, count in data.left_out.items() if "no image" in why]
+    assert why.endswith(": broken.png")
+    assert count == 1
+
+
+def test_a_base_that_cannot_be_trained_is_refused_before_it_is_pulled_and_nothing_is_left(
+    tmp_path: Path,
+) -> None:
+    config, blip = load(Place(tmp_path / "place").config), tmp_path / "blip"
+    make_blip(blip)
+    with pytest.raises(WrongArgument, match="yolov8n cannot be trained: it is of the backend ultralytics"):
+        check_base("detector", "yolov8n", config)
+    with pytest.raises(ModelsUnusable, match="blip has no weights for yolo"):
+        check_base("detector", str(blip), config)
+    check_base("captions", str(blip), config)
+    assert not config.models.folder.exists()
 
 
 def test_a_gpu_that_is_not_there_is_refused_by_its_number() -> None:

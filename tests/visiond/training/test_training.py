@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -27,7 +28,7 @@ from stages.images.images import read_batches
 from stages.weights.packs import open_pack, resolve
 from stages.yolo.candidates import corners_of
 from tests.daemon_process import wait_for
-from tests.stages.captioners import make_blip
+from tests.stages.captioners import make_blip, make_florence
 from tests.stages.checkpoints import DETECTORS, TOWERS, Make, made_once
 from tests.visiond.training.labelled import (
     CAPTIONS,
@@ -43,18 +44,24 @@ from tests.visiond.training.labelled import (
 from visiond.training.command import forget
 from visiond.training.data import Data, read_file
 from visiond.training.detector import DetectorLearner
-from visiond.training.job import find_base, read_job, write_job
+from visiond.training.job import Task, check_base, read_job, write_job
 from visiond.training.launch import TrainingFailed, TrainingPlace, train
 from visiond.training.learning import TrainingImages
 from visiond.training.log import read_log
 from visiond.training.trainer import CHECKPOINTS, LOG
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE)  # up to three trainings, each in processes of its own
-SMALL = DETECTORS | TOWERS | {"blip": make_blip}
+SMALL = DETECTORS | TOWERS | {"blip": make_blip, "florence": make_florence}
 
 
 def losses_of(work: Path) -> list[float]:
     return [entry["loss"] for entry in read_log(work / LOG) if "loss" in entry]
+
+
+def copy_without_dropout(base: Path, to: Path) -> Path:
+    config = shutil.copytree(base, to) / "config.json"
+    config.write_text(re.sub(r'"(dropout|drop_path_rate)": [\d.]+', r'"\1": 0.0', config.read_text()))
+    return to
 
 
 @pytest.fixture(scope="module")
@@ -114,13 +121,15 @@ def test_a_model_learns_tags_and_the_stage_gives_them(
     assert scores[-1]["recall"] == 1.0
 
 
-def test_a_model_learns_captions_and_the_stage_writes_them(folder: Path, base: Make, tmp_path: Path) -> None:
-    data = read_file(folder / "captions.csv", folder, Kind.CAPTION, 0.1)
-    train_now(
-        make_job(base("blip"), tmp_path / "work", "captions", batch_size=8, steps=40, learning_rate=3e-3),
-        data,
-    )
-    stage = load_stage(tmp_path / "work-out", "captions")
+@pytest.mark.parametrize(("kind", "steps", "held_out"), [("blip", 40, 0.1), ("florence", 60, 0.0)])
+def test_a_model_learns_captions_and_the_stage_writes_them(
+    folder: Path, base: Make, tmp_path: Path, kind: str, steps: int, held_out: float
+) -> None:
+    data = read_file(folder / "captions.csv", folder, Kind.CAPTION, held_out)
+    settings = {"batch_size": 8, "steps": steps, "learning_rate": 3e-3, "checkpoint_every": 0}
+    sober = copy_without_dropout(base(kind), tmp_path / "base")
+    train_now(make_job(sober, tmp_path / "work", "captions", **settings), data)
+    stage = load_stage(tmp_path / "work-out", "captions", max_new_tokens=20)
     [images] = read_batches([folder / "0.png", folder / "1.png"], 2, "cpu")
     assert [result.text.removesuffix(END) for result in stage.run(images)] == [*CAPTIONS.values()]
 
@@ -191,21 +200,29 @@ def test_a_killed_training_that_is_resumed_ends_with_the_same_weights(
 
 def test_a_detector_whose_images_keep_their_shape_is_refused_as_base(base: Make, tmp_path: Path) -> None:
     config = parse({"inbox": [{"path": "in"}]}, tmp_path)
-    assert find_base("detector", str(base("lw_detr")), config)[0] == str(base("lw_detr"))
+    check_base("detector", str(base("lw_detr")), config)
     with pytest.raises(
         WrongArgument, match=r'cannot be trained: .* model_type, "yolos", take images of any shape\.'
     ):
-        find_base("detector", str(base("yolos")), config)
+        check_base("detector", str(base("yolos")), config)
 
 
-def test_the_head_alone_learns_and_the_rest_stays(base: Make, data: Data, tmp_path: Path) -> None:
-    job = make_job(base("rf_detr"), tmp_path / "work", learning_rate=1e-2)
+@pytest.mark.parametrize(
+    ("kind", "task", "heads"),
+    [("rf_detr", "detector", ("bbox", "class")), ("florence", "captions", ("language_model.decoder",))],
+)
+def test_the_head_alone_learns_and_the_rest_stays(
+    folder: Path, base: Make, data: Data, tmp_path: Path, kind: str, task: Task, heads: tuple[str, ...]
+) -> None:
+    if task == "captions":
+        data = read_file(folder / "captions.csv", folder, Kind.CAPTION, 0.1)
+    job = make_job(base(kind), tmp_path / "work", task, learning_rate=1e-2)
     after = train_now(msgspec.structs.replace(job, head_only=True), data)
-    before = load_file(base("rf_detr") / "model.safetensors")
+    before = load_file(base(kind) / "model.safetensors")
     shared = [name for name in after if name in before and after[name].shape == before[name].shape]
     changed = [name for name in shared if not np.array_equal(after[name], before[name])]
     assert changed
-    assert all("bbox" in name or "class" in name for name in changed)
+    assert all(any(part in name for part in heads) for name in changed)
 
 
 def test_gradient_checkpointing_computes_layers_again_for_the_same_gradient(base: Make, data: Data) -> None:
@@ -235,9 +252,7 @@ def test_gradient_checkpointing_computes_layers_again_for_the_same_gradient(base
 
 
 def test_two_processes_learn_what_one_does(base: Make, data: Data, tmp_path: Path) -> None:
-    sober = Path(shutil.copytree(base("rf_detr"), tmp_path / "base"))  # processes draw dropouts of their own
-    config = json.loads((sober / "config.json").read_text())
-    (sober / "config.json").write_text(json.dumps(config | {"dropout": 0.0}))
+    sober = copy_without_dropout(base("rf_detr"), tmp_path / "base")  # processes draw dropouts of their own
     one = train_now(make_job(sober, tmp_path / "one"), data)
     two = train_now(make_job(sober, tmp_path / "two"), data, ONE * 2)
     # Adam makes noise of gradients that are nearly nothing as large as others, so all weights together are compared.
