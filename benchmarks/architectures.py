@@ -286,7 +286,6 @@ CLIP_TEXT = {
     "num_hidden_layers": 12,
     "num_attention_heads": 12,
 }
-# By stage and name in the catalog.
 D_FINE_NANO = {
     "backbone_config": transformers.HGNetV2Config(
         hidden_sizes=[64, 256, 512, 1024],
@@ -315,6 +314,7 @@ D_FINE_NANO = {
 }
 
 
+# By stage and name in the catalog.
 ARCHITECTURES: dict[str, dict[str, Callable[[Path], None]]] = {
     "yolo": {
         "yolov8n": make_yolo("yolov8n"),

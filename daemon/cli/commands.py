@@ -71,7 +71,7 @@ class WithExample(TyperCommand):
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
             examples = (self.help or "").partition("Examples:\n")[2].splitlines()
-            if not error.message and examples:  # others say what is wrong
+            if not error.message and examples:  # other errors say what is wrong
                 error.message = f"For example: {examples[0].strip()}"
             raise
 
@@ -161,7 +161,7 @@ def gpus(as_json: JsonOption = False) -> None:
 
     [pipeline] devices in daemon.toml takes the device, the UUID or part of the
     name. Of a GPU that is divided by MIG, its MIG devices are listed. --json
-    also has sensors, multiprocessors, and what a block of threads may have.
+    also has sensors, multiprocessors and the limits of a block of threads.
 
     Examples:
       visiond gpus

@@ -113,22 +113,20 @@ def import_labels(
 def _explain_empty(
     reader: Reader, file: Path, given: list[Said], said: list[Said], found: Matches, left_out: Counter[str]
 ) -> str:
-    """Why no label is kept. given: what the file says; said: that of the kinds that are wanted."""
+    """Why no label is kept. given: all labels of the file; said: those of the kinds that are wanted."""
     if not given:
         return f"{file} has no labels" + (
             " that can be taken; what was left out is above." if left_out else "."
         )
     if not said:
         kinds = ", ".join(sorted({each.kind for each in given}))
-        return f"{file} has labels of other kinds only: {kinds}. Leave out --only, or name one of them."
+        return f"{file} has only labels of other kinds: {kinds}. Leave out --only, or name one of these kinds with it."
     if found.images:
-        return f"{quantity(len(found.images), 'image')} found, but no label fits; what was left out is above."
+        return f"{quantity(len(found.images), 'image')} found, but no label can be used; what was left out is above."
     if not found.unknown:
         return "each name can mean several images. Write more of the paths, or the digests."
     if next(iter(reader.newest_done(with_results=False)), None) is None:
-        return (
-            f"no image is DONE, so there is none to label. `{command('run')}` processes those of the inboxes."
-        )
+        return f"no image is DONE, so there is none to label. `{command('run')}` processes the images in the inboxes."
     return (
         f"no name in {file} is that of an image that is DONE. `{command('list')}` shows their paths; --images FOLDER says "
         "where relative names begin."

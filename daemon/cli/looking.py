@@ -84,8 +84,8 @@ def search(
 
     --by disagreement lists what a person should look at first. Signals:
     labels (people differ from the answers), looks (second looks do), models
-    (former or tried models do), scores (a score is low). disagreement:labels looks at
-    one signal, :yolo at one stage, disagreement:labels:yolo at both.
+    (former or tried models do), scores (a score is low). disagreement:labels
+    looks at one signal, :yolo at one stage, disagreement:labels:yolo at both.
 
     Examples:
       visiond search two red cars
@@ -169,7 +169,7 @@ def duplicates(
         option(
             "--near",
             metavar="NEARNESS",
-            help="Least nearness of an image to the best one of its group; hash, or hash:0.9: of their hashes.",
+            help="Least nearness of an image to the best one of its group; hash or hash:0.9 compares hashes.",
         ),
     ] = str(NEAR["clip"]),
     bin: BinOption = None,
@@ -183,12 +183,13 @@ def duplicates(
 
     Images are compared by the embeddings that CLIP gave them; nearness is the
     cosine of two. With --near hash they are compared by the perceptual hashes
-    of the stage hash; nearness is 1 - d/32 if d of the 64 bits differ, at least
-    0.8 if you write no number. The best image has most pixels; of equally large ones the
-    sharpest, if a plug-in measures sharpness; then the largest file; then the
-    oldest. Every image of a group is near its best one, and no two best ones
-    are near each other. Nothing is deleted. A million images take about ten
-    minutes on two cores, a hundred thousand some seconds.
+    of the stage hash; nearness is 1 - d/32 if d of the 64 bits differ, and hash
+    alone means hash:0.8. The best image has most pixels; of equally large ones
+    the sharpest, if a plug-in measures sharpness; then the largest file; then
+    the oldest. Every image of a group is near its best one, and no two best
+    ones are near each other. Nothing is deleted. A million images take about
+    ten minutes on two cores, a hundred thousand some seconds; from 200,000 on
+    a GPU with enough free memory is used.
 
     Groups whose other files have most bytes come first. Without --bin they are
     kept for the page, and for `visiond search group:best`. When piped: one line
@@ -269,9 +270,9 @@ def _print_summary(found: Duplicates, stage: str, groups: int, limit: int) -> No
     if found.without:
         first = ", ".join(map(str, found.without[:3]))
         errors.print(
-            f"[yellow]{quantity(len(found.without), 'image')} could not be compared, without a result of the same model of the "
-            f"stage {stage}: {first}{', …' if len(found.without) > 3 else ''}. "
-            f"`{printable(command('redo', '--stale'))}` makes those of the present model; --json lists all.[/yellow]"
+            f"[yellow]{quantity(len(found.without), 'image')} could not be compared: no result of the same model of stage "
+            f"{stage}: {first}{', …' if len(found.without) > 3 else ''}. "
+            f"`{printable(command('redo', '--stale'))}` computes those of the present model; --json lists all.[/yellow]"
         )
 
 

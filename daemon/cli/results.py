@@ -265,8 +265,8 @@ def export(
 ) -> None:
     """Write all results to one file, one row per image, or to a folder.
 
-    csv has counts, texts, labels, captions and bins; parquet and lance, which
-    is a folder, also have boxes, scores and embeddings; jsonl has the complete
+    csv has counts, texts, labels, captions and bins; parquet and lance (a
+    folder) also have boxes, scores and embeddings; jsonl has the complete
     sidecars. The other formats are folders for other programs: coco, yolo,
     label-studio, cvat, huggingface and webdataset are data sets, captions,
     hocr, alto and xmp have a file for each image. A file has one row, that of
@@ -381,6 +381,7 @@ def _find_near(
     if found.without:
         count = quantity(len(found.without), "image")
         errors.print(
-            f"[yellow]{count} without a result of {stage} could not be compared: `{command('duplicates')}` says more.[/yellow]"
+            f"[yellow]{count} could not be compared, without a result of stage {stage}: "
+            f"`{command('duplicates')}` says more.[/yellow]"
         )
     return found.better()

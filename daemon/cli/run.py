@@ -170,7 +170,7 @@ def compare(
     if page:
         check_target(settings, page, find_config(config))
         pages.check_page(page, settings, force=force)
-    troubles: list[VisiondError] = []  # what was found is printed first
+    troubles: list[VisiondError] = []  # raised after what was found is printed
     with open_reader(settings) as reader, Progress("images", after=LATE_SECONDS) as progress:
         keep = partial(_keep, settings, troubles)
         found = compare_answers(settings, stage, reader, sample, seed, progress.begin, progress.step, keep)
@@ -193,7 +193,7 @@ def compare(
 
 
 def _keep(settings: Config, troubles: list[VisiondError], groups: Sequence[ModelAnswers]) -> int:
-    """How many answers were kept. troubles: gets why not all."""
+    """How many answers were kept. troubles: gets the error that has kept back the others."""
     from daemon.terminal import control
 
     try:

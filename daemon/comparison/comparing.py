@@ -49,7 +49,8 @@ class Pair:
 
 
 class Cost(NamedTuple):
-    """Of what a redo would compute. images: with other bytes each, unless answers are not used again. None: not known."""
+    """Of a redo. images: that it would compute; of several with the same bytes only one, unless reuse_results is off. None: not
+    known."""
 
     images: int
     images_per_second: float | None
@@ -183,7 +184,7 @@ def _explain_none(run: SampleRun) -> NoReturn:
 
 
 def _count_left(reader: Reader, model: Model) -> int:
-    """Images with other bytes each that have an answer of its stage, but none of it."""
+    """Contents with an answer of the stage of this model, but none of the model itself."""
     with reader.lend() as connection:
         [row] = connection.execute(SQL["count_left"], (model.stage, model.fingerprint))
     return int(row[0])

@@ -27,8 +27,8 @@ from visiond.engine import Annotator
 
 READ = 32  # files that are in memory at once, beside those in the slab
 READERS = 8  # threads
-GROUP = 1024  # answers that are kept by one request
-GROUP_BYTES = 4 << 20  # of these; a daemon that runs does nothing else while it reads them
+GROUP = 1024  # answers in one request to the daemon
+GROUP_BYTES = 4 << 20  # of the answers in a request; the daemon does nothing else while it reads them
 
 Keep = Callable[[Sequence[ModelAnswers]], int]  # returns how many of the answers are new
 
@@ -94,7 +94,7 @@ def run_stage(
 
 
 def group_answers(model: Model, answers: Iterable[tuple[bytes, Output]]) -> list[ModelAnswers]:
-    """As they are sent to a daemon."""
+    """In groups, as they are sent to a daemon."""
     groups, size = list[ModelAnswers](), 0
     for digest, output in answers:
         if not groups or len(groups[-1].answers) == GROUP or size + len(output.payload) > GROUP_BYTES:
@@ -111,9 +111,9 @@ def _find_used(stage: str, models: Mapping[str, Model]) -> list[Model]:
 
 
 def _explain(record: Record, stage: str, answer: Record | None) -> str:
-    """Why an image has no answer, alike for all with the same trouble; "" if it has one."""
+    """Why an image has no answer, in the same words for all with the same problem; "" if it has one."""
     if not answer:
-        return "stopped before"
+        return "the comparison was stopped first"
     if not answer.reason:
         is_same = answer.digest == record.digest and stage in answer.outputs
         return "" if is_same else "the file has changed since"

@@ -26,7 +26,7 @@ class Prices(NamedTuple):
 
 
 def find_price(found: ModelComparison, prices: Prices) -> float | None:
-    """Of a redo: of what is known, if a price of that was given."""
+    """Of a redo: the sum of what is known and has a price; None if nothing has."""
     cost = found.cost()
     pairs = [(cost.kwh, prices.kwh), (cost.hours, prices.hour)]
     parts = [amount * price for amount, price in pairs if amount is not None and price is not None]
@@ -81,7 +81,7 @@ def _describe_cost(found: ModelComparison, prices: Prices) -> Iterator[str]:
         priced = f", price {price:,.2f}" if price is not None else ""
         devices = ", ".join(found.run.devices)
         yield (
-            f"A redo would compute {cost.images:,} of {found.population:,}: {_say_time(cost.hours)} at "
+            f"A redo would compute {cost.images:,} of {found.population:,} images: {_say_time(cost.hours)} at "
             f"{cost.images_per_second:,.1f} images/s on {devices}, {energy}{priced}."
         )
     for stage, count in found.others.most_common():

@@ -62,9 +62,9 @@ class PipelineSection(Section):
     )
     spread: Literal["memory-aware", "round-robin", "fill-first"] = Field(
         "memory-aware",
-        description="Workers of unequal or partly used GPUs, while workers_per_device is 0. memory-aware: on each as many as "
-        "its own free memory allows. round-robin: on all as many as on the one with the least. fill-first: as many as with "
-        "memory-aware together, but the first GPU is filled before the next, so that the last ones may stay free.",
+        description="How many workers each GPU has while workers_per_device is 0. memory-aware: as many as its own free memory "
+        "allows. round-robin: on every GPU as many as memory-aware gives the one with the fewest. fill-first: as many in all "
+        "as with memory-aware, but the first GPU is filled before the next, so that the last ones may stay free.",
     )
     mps: bool = Field(
         True,

@@ -77,7 +77,7 @@ class ImageAnswers:
 
     @property
     def captions(self) -> list[str]:
-        """People may give several, and several captioners too: the main one's is the first."""
+        """All captions of people or captioners, that of the main captioner first."""
         if given := self.labels.get(Kind.CAPTION):
             return [str(each) for each in given.value]
         known = [c for c in self._captions if c.get("similarity") is not None or not self.is_unfamiliar]

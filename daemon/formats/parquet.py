@@ -15,7 +15,12 @@ from daemon.core.errors import MissingLibrary
 
 CHUNK = 1024  # rows in a row group, and in memory: some megabytes with embeddings
 
-FURTHER = ("text_lines", "detections", "tag_scores", "embedding")  # columns that only Parquet has
+FURTHER = (
+    "text_lines",
+    "detections",
+    "tag_scores",
+    "embedding",
+)  # columns that Parquet and Lance have, and CSV has not
 
 Row = tuple[dict[str, Any], dict[str, Any]]  # the columns of every export, and the sidecar
 
@@ -47,8 +52,8 @@ def write_table(
 
 
 def make_schema(columns: Mapping[str, type], sizes: Collection[int], *, half: bool = False) -> Any:
-    """Of Arrow. columns: those of every export, with their types. sizes: the lengths of the embeddings. With one length they
-    are lists of a fixed size, otherwise plain lists. half: embeddings in half precision. Raises MissingLibrary."""
+    """A schema of Arrow. columns: those of every export, with their types. sizes: the lengths of the embeddings. With one
+    length they are lists of a fixed size, otherwise plain lists. half: embeddings in half precision. Raises MissingLibrary."""
     try:
         import pyarrow
     except ImportError as error:

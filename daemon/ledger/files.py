@@ -19,10 +19,8 @@ from daemon.core.hints import command
 from daemon.ledger.soundness import is_blank
 
 STDOUT = Path("-")
-PARQUET, VERSION = (
-    b"PAR1",
-    b"visiond.version",
-)  # how a Parquet file begins; what its metadata has if visiond wrote it
+PARQUET = b"PAR1"  # how a Parquet file begins
+VERSION = b"visiond.version"  # in the metadata of a Parquet file that visiond wrote
 _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _libc = ctypes.CDLL(None, use_errno=True)
 # By device: who flushes it now, and those that have lost something.
@@ -89,8 +87,8 @@ def _is_replaceable(file: Path, begins: tuple[bytes, ...]) -> bool:
 
 
 def _read_footer(file: BinaryIO) -> bytes:
-    """Of a Parquet file: its schema and metadata, whose size stands before the last four bytes. Of a part of one, its end.
-    Raises OSError."""
+    """The schema and metadata of a Parquet file, whose size stands before its last four bytes. Of a file that was cut short,
+    some bytes at its end. Raises OSError."""
     end = file.seek(0, os.SEEK_END)
     file.seek(max(0, end - 8))
     size = int.from_bytes(file.read(4), "little")

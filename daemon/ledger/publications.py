@@ -23,8 +23,8 @@ from daemon.ledger.statements import SQL, run_rows
 LOOKED_AT = 10_000  # images at once, for those that no index has
 LOOK_SECONDS = 0.2
 UNWRITTEN_SECONDS = 2.0  # for which an image may be DONE without a sidecar and without a word about it
-# Sinks whose objects or files are named after the path of the file, or whose rows have it and can be replaced: they are given
-# renamed images again.
+# Sinks whose objects or files are named after the path of the image, or whose rows have that path and can be replaced: they
+# are given renamed images again.
 BY_PATH = FOLDER_SINKS | {"store"}
 
 

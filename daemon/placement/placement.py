@@ -265,7 +265,7 @@ def _find_room(
     host: Host,
     batches: Batches,
 ) -> dict[str, _Room]:
-    """Of each device of a run. sharing: how many devices share the host; used: the GPUs among these."""
+    """The room of each device of a run. sharing: how many devices share the host; used: the GPUs among these."""
     need = sum(weights[stage] for stage in run.stages) + working_bytes(batches)
     share = {
         f"each worker needs {WORKER_BYTES >> 30} GiB of the host's memory": host.free_bytes
@@ -292,7 +292,7 @@ def _bounds(gpu: Gpu, need: int) -> dict[str, int]:
 
 
 def _count_workers(rooms: Mapping[str, _Room], section: PipelineSection) -> dict[str, int]:
-    """Of each device. A CPU has one unless a number is set."""
+    """How many workers each device has. A CPU has one unless a number is set."""
     if section.workers_per_device:
         return dict.fromkeys(rooms, section.workers_per_device)
     counts = {device: room.workers() for device, room in rooms.items()}

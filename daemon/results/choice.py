@@ -180,8 +180,8 @@ def draw(reader: Reader, seed: int, bins: Sequence[str] = ()) -> Iterator[tuple[
 
 
 def _shuffle(last: int, seed: int) -> Iterator[int]:
-    """1 to `last` in a random order, without making a list as long as few are wanted. As `randint` draws bits until they are a
-    number in its range, the same come first if `last` grows, mostly: images that arrive meanwhile make no other sample."""
+    """1 to `last` in a random order, without a list of them all while only few are wanted. `randint` draws bits until they are
+    a number in its range. So mostly the same come first if `last` grows, and images that arrive change a sample little."""
     chance, drawn = random.Random(seed), set[int]()
     while 2 * len(drawn) < last:
         if (number := chance.randint(1, last)) not in drawn:

@@ -1,4 +1,5 @@
-"""The columns of an export, and an image as a row of them. What only Parquet has is in daemon/formats/parquet.py."""
+"""The columns of an export, and an image as a row of them. What only Parquet and Lance have is in
+daemon/formats/parquet.py."""
 
 from __future__ import annotations
 

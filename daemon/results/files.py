@@ -169,7 +169,7 @@ class FileSink:
 
 
 def describe_closed(folder: Path) -> str:
-    """Why nothing can be written into a folder, which may not exist yet; otherwise empty."""
+    """Why nothing can be written into a folder, which may not exist yet; "" if it can."""
     if why := describe_in_the_way(folder):
         return why
     there = next(path for path in (folder, *folder.parents) if path.exists())

@@ -24,10 +24,10 @@ from daemon.results.files import describe_closed
 from daemon.system.mounts import KnownFolder
 
 FORMAT = "2.2"  # of the files: the first that has maps
-MAGIC = b"LANC"  # the last bytes of a version's list of files
-FRAGMENTS = 64  # small files of rows, before they become one
-ROWS = 8192  # of a file that is not small any more
-KEPT = timedelta(minutes=10)  # old versions, for programs that are reading them
+MAGIC = b"LANC"  # the last bytes of a manifest, which lists the files of a version
+FRAGMENTS = 64  # small files of rows are merged when there are so many
+ROWS = 8192  # a file with fewer rows is small
+KEPT = timedelta(minutes=10)  # how long old versions stay, for programs that are reading them
 
 
 def load_library(otherwise: str = "") -> Any:
@@ -56,7 +56,7 @@ def write_lance(
     lance = load_library()
     import pyarrow
 
-    # Group by group and not as one stream, which Lance would read in a thread of its own and with errors of its own.
+    # Group by group: Lance would read a single stream in a thread of its own, and turn what that raises into its own errors.
     schema = make_schema(columns.kinds, sizes, half=half)
     tables, files = make_tables(columns.rows_of(records), schema), []
     while group := [*itertools.islice(tables, ROWS // CHUNK)]:
@@ -77,7 +77,7 @@ class LanceSink:
         self._path = config.output.folder_of("lance")
         self._folder = os.fsencode(self._path)
         self._known = KnownFolder(self._folder)
-        self._is_sound = False  # no power failure has torn the newest version
+        self._is_sound = False  # the newest version is known to be complete
 
     @cached_property
     def _columns(self) -> ExportColumns:
@@ -116,7 +116,7 @@ class LanceSink:
         except (OSError, RuntimeError, ValueError) as error:
             if isinstance(error, OSError) and error.errno:
                 raise
-            # Lance's own, which has no number and ends with a place in its code, or Arrow's.
+            # An error of Lance, which has no errno and ends with a place in Lance's code, or one of Arrow.
             raise NotWritable(
                 f"{self._path} does not take the records: {str(error).partition(', /')[0]}. If that stays so, move it away and "
                 "restart the daemon: the sink makes a new one"
@@ -144,7 +144,7 @@ class LanceSink:
             )
 
     def _compact(self, lance: Any, dataset: Any) -> None:
-        """Make few files of many small ones, and remove old versions but for those that have a tag."""
+        """Merge small files of rows, and remove old versions that have no tag."""
         small = [each for each in dataset.get_fragments() if each.physical_rows < ROWS]
         if len(small) < FRAGMENTS:
             return
@@ -158,8 +158,8 @@ class LanceSink:
 
 
 def _has_version(folder: Path) -> bool:
-    """Whether there is one. The newest is removed if a power failure has torn it: its records come again, as the sink's place
-    in the ledger moves only when a version is on the disk."""
+    """Whether there is a complete version. One that a power failure has left incomplete is removed: its records come again, as
+    the sink's place in the ledger moves only when a version is on the disk."""
     for file in sorted(folder.glob("*.manifest")):  # their names count down
         if file.read_bytes().endswith(MAGIC):
             return True
@@ -168,8 +168,8 @@ def _has_version(folder: Path) -> bool:
 
 
 def _fit(table: Any, schema: Any) -> Any:
-    """The table with the columns of the data set, in their order. One that it lacks is of a stage that is not configured any
-    more, or an embedding where there is none."""
+    """The table with the columns of the data set, in their order. A column that the table lacks is null: that of a stage that
+    is no longer configured, or the embedding if no image has one."""
     import pyarrow
 
     columns = [

@@ -12,7 +12,7 @@ add more than the product of their lengths. Pairs that pass are compared in full
 follows: a million copies of one image are a million comparisons, not half a million million.
 
 A GPU compares all pairs in full, in float16, and again without rounding what may be near: there the products cost less
-than to find out which ones are needed.
+than finding out which of them are needed.
 """
 
 from __future__ import annotations
@@ -295,7 +295,9 @@ def extend_cover(exact: NDArray[np.float16], leaders: Leaders, new: Places, near
             passed.append(np.flatnonzero(bounds >= least) + start * len(new))
         left, right = np.divmod(np.concatenate(passed), len(new))
         undecided = np.flatnonzero(found[right] >= count)
-        for part in reversed([*divide(len(undecided))]):  # of one row the first place is written last
+        for part in reversed(
+            [*divide(len(undecided))]
+        ):  # from the end, as the first leader of an image must be written last
             places, some = left[undecided[part]], right[undecided[part]]
             bounds = np.einsum("ij,ij->i", leaders.kept[places][:, 1:], short[some][:, 1:])
             places, some = places[bounds >= least], some[bounds >= least]

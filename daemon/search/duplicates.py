@@ -109,8 +109,7 @@ def find_duplicates(
 ) -> Duplicates:
     """Group the images that are in the index, which is up to date. Takes minutes for a million. near: the least cosine, at
     most 0.999. by: the stage whose results are compared, clip or hash. bins, among: only images of these bins, and of these
-    numbers. note: called with how many images have their
-    group, and with all. Raises SearchUnusable."""
+    numbers. note: called with how many images have their group, and how many there are. Raises SearchUnusable."""
     plug_ins, last = _plug_ins(reader), index.about().place
     kinds = np.dtype([(name, "f8" if name == "sharpness" else "i8") for name in Picture._fields])
     with reader.lend() as ledger:
@@ -168,15 +167,14 @@ def keep_groups(index: Index, found: Duplicates) -> None:
         _append(folder, 0, found.images[leading], found.rows[leading], kept)
         with transaction(connection):
             _open_same(index, found)
-            if not folder.exists():  # another process has kept groups
+            if not folder.exists():  # another process has kept its groups, and removed this folder
                 raise SearchUnusable(AGAIN)
             for made in ("drop_duplicates", "drop_grouping"):
                 connection.execute(SQL[made])
             connection.executemany(SQL["add_duplicate"], rows)
             connection.execute(SQL["note_grouping"], about)
-        with transaction(
-            connection
-        ):  # a folder of another process is complete before it gets the lock, or is lost
+        # A folder of another process is complete before that gets the lock, or is lost.
+        with transaction(connection):
             [current] = connection.execute(SQL["groups_folder"]).fetchone() or ("",)
             for other in folder.parent.iterdir():
                 if other.name != current:
@@ -184,7 +182,7 @@ def keep_groups(index: Index, found: Duplicates) -> None:
 
 
 def _open_same(index: Index, found: Duplicates) -> Rows:
-    """Raises SearchUnusable, also if the rows are not those any more that were compared."""
+    """Raises SearchUnusable, also if the rows are no longer those that were compared."""
     matrix = _open(index, found.model)
     if not np.array_equal(_rows_of(matrix.numbers, found.numbers), found.rows):
         raise SearchUnusable(AGAIN)
@@ -214,7 +212,7 @@ def _extend_some(reader: Reader, index: Index) -> bool:
     with index.lend() as connection:
         try:
             known, leaders = _read_leaders(folder, kept.leaders)
-        except (OSError, ValueError, EOFError) as error:  # of a power failure, say
+        except (OSError, ValueError, EOFError) as error:  # for example after a power failure
             if about_groups(index) != kept:
                 return True
             raise SearchUnusable(
@@ -315,7 +313,7 @@ def read_group_of(index: Index, image: int) -> list[int]:
 
 
 def choose_grouped(reader: Reader, index: Index, group: str, images: Collection[int]) -> Collection[int]:
-    """Those of these images that a query's group has: others are those that are near a better one that is still shown.
+    """Those of these images that are in the group of a query. "others": those near a better image that is still shown.
     Raises SearchUnusable."""
     if not group:
         return images
@@ -367,8 +365,8 @@ def _choose_model(
             best = having, maker, rows, (folder, count, dim)
     if best is None or (len(numbers) and not best[0]):
         raise SearchUnusable(
-            f"no image has a result of the stage {by}, by which images are compared. Name it in [pipeline] stages; "
-            "`visiond redo --stale` then gives one to the images that have been processed."
+            f"no image has a result of the stage {by}, which is what is compared. Name it in [pipeline] stages, then type "
+            "`visiond redo --stale`."
         )
     return best[1:]
 

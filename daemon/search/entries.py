@@ -105,7 +105,7 @@ def _read_classes(entry: Document, answer: Mapping[str, Any]) -> None:
 
 
 def _read_nothing(entry: Document, answer: Mapping[str, Any]) -> None:
-    """A hash is no word."""
+    """Nothing: a hash has no words."""
 
 
 def _embedding_of(answer: Mapping[str, Any]) -> NDArray[np.float16]:

@@ -26,7 +26,7 @@ from stages.contract import processes
 SILENT_SECONDS = 900.0  # between two reports of the process; then it is killed
 NICE = 10  # images come first
 GPU_FROM = 200_000  # images; fewer are compared by the CPU before a GPU has begun
-GPU_BYTES = 4 << 30  # of its memory, besides the embeddings: for torch and what it compares at once
+GPU_BYTES = 4 << 30  # of GPU memory besides the embeddings: for torch and what it compares at once
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"), "1")
 
 
@@ -123,8 +123,12 @@ def _find(asked: Grouping, note: Note) -> Cover:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
         try:
             return find_cover(exact, order, asked.near, note=note, device="cuda")
-        except RuntimeError as error:  # of CUDA: others use its memory, or this torch has no code for it
-            print(f"near-duplicates are grouped without a GPU: {error}", file=sys.stderr, flush=True)
+        except RuntimeError as error:  # others use its memory, or this torch has no code for this GPU
+            print(
+                f"near-duplicates are compared on the CPU, as the GPU failed: {error}",
+                file=sys.stderr,
+                flush=True,
+            )
     return find_cover(exact, order, asked.near, asked.threads, note)
 
 

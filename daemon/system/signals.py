@@ -123,8 +123,8 @@ def interruptible(*stops: signal.Signals) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def noting_stop() -> Iterator[list[signal.Signals]]:
-    """Within the context the first of these signals only gets into this list, so that what was done until then can be kept. The
-    next one does what it would have done without."""
+    """Within the context the first of these signals is only put into the list that is yielded, so that what was done until then
+    can be kept. The next one does what it does outside of the context."""
     noted: list[signal.Signals] = []
 
     def note(number: int, _frame: FrameType | None) -> None:

@@ -52,8 +52,8 @@ class KnownModel:
     role: of its folder among the files of its stage.
     version: as that of a Backend, where a change of the code changes only the answers of this model.
     has_size: its vision tower takes images of one size, that of its config.json.
-    embeds: whether MODULES is beside its config.json, which says nothing else about a model for embeddings that was made of
-        one that writes; None: it may be there.
+    embeds: whether MODULES is beside its config.json; None: either. Only that file distinguishes a model for embeddings from
+        the model that writes and that it was made from.
     """
 
     type: str

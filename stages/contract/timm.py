@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# Whose backbone is timm's where config.json has no backbone_config, as in those that their authors published.
+# Types whose backbone is timm's if config.json has no backbone_config, as in the models that their authors published.
 BY_DEFAULT = ("detr", "conditional_detr", "deformable_detr", "dab-detr")
 
-# The classes of a model without names of its own, by their number, in files of timm.
+# Files of timm with the classes of models that have no names of their own, by the number of classes.
 IMAGENETS = {
     1000: "imagenet_synsets.txt",
     11221: "imagenet21k_miil_synsets.txt",
@@ -19,10 +19,8 @@ IMAGENETS = {
     21842: "imagenet22k_ms_synsets.txt",
     21843: "imagenet21k_goog_synsets.txt",
 }
-WRAPPER = (
-    "timm_wrapper",
-    "TimmWrapperForImageClassification",
-)  # model_type and class of transformers for any model of timm
+# model_type and class of transformers for any model of timm
+WRAPPER = ("timm_wrapper", "TimmWrapperForImageClassification")
 
 
 def is_of_timm(config: Mapping[str, Any]) -> bool:

@@ -21,9 +21,8 @@ class HashOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def fake(variant: int, width: int, height: int, earlier: frozenset[str]) -> Hash:
-    return Hash(
-        f"{(2 * variant + 1) * 0x9E3779B97F4A7C15 % (1 << BITS):016x}"
-    )  # the halves of a variant's bits differ
+    # Two variants differ in about half of their bits.
+    return Hash(f"{(2 * variant + 1) * 0x9E3779B97F4A7C15 % (1 << BITS):016x}")
 
 
 HASH = Descriptor(
@@ -34,6 +33,6 @@ HASH = Descriptor(
         "phash": Backend(place="stages.hash.stage:HashStage", options=HashOptions, needs_weights=False)
     },
     cost=0.1,
-    has_variants=True,  # so nobody has metrics of it who does not run it
+    has_variants=True,  # so only those who run it have metrics of it
     fake=fake,
 )

@@ -22,9 +22,9 @@ from stages.images.resize import LANCZOS, compute_weights
 
 SMALL, KEPT = 32, 8  # pixels and frequencies of each axis
 LUMA = (19595 / 65536, 38470 / 65536, 7471 / 65536)  # of red, green and blue in Pillow's mode L
-BITS = 22  # of Pillow's weights, behind the point
-AT_ONCE = 1 << 22  # pixels, each of which takes 16 bytes
-SIZES = 512  # whose weights stay on the device
+BITS = 22  # after the point of Pillow's weights
+AT_ONCE = 1 << 22  # pixels that are made gray at once, with 16 bytes for each
+SIZES = 512  # of images whose weights stay on the device
 STEPS = np.pi / (2 * SMALL) * np.outer(np.arange(KEPT), 2 * np.arange(SMALL) + 1)
 COSINES = 2 * np.cos(STEPS)  # DCT-II, as scipy's
 # In images without a change along an axis, frequencies are 0 but for the rounding of a device.
@@ -58,11 +58,11 @@ class HashStage(Stage):
         return levels.add_(pixels[1], alpha=LUMA[1]).add_(pixels[2], alpha=LUMA[2]).floor_()
 
     def _multiply(self, left: Tensor, right: Tensor) -> Tensor:
-        """To whole levels. One of the two are weights."""
+        """The product in whole levels. One of the two is weights."""
         return torch.addmm(self._half, left, right).floor_().clamp_(0, 255)
 
     def _make_weights(self, size: int) -> Tensor:
-        """From `size` pixels to 32, [size, 32]."""
+        """The weights that make 32 pixels of `size`, [size, 32]."""
         weights, inputs = compute_weights(size, SMALL, np.arange(SMALL), LANCZOS)
         scaled = weights * (1 << BITS)
         dense = np.zeros((size, SMALL))
@@ -73,7 +73,7 @@ class HashStage(Stage):
 
 
 def describe(levels: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> str:
-    """levels: [32, 32]."""
+    """The hash in hexadecimal digits. levels: [32, 32]."""
     low = COSINES @ levels @ COSINES.T
     bits = low > np.median(low) + ROUNDING
     return np.packbits(bits).tobytes().hex()

@@ -194,12 +194,12 @@ def of_poolformer(settings: Any) -> Geometry | BoxGeometry:
 
 
 def of_timm(settings: Any) -> Geometry | BoxGeometry:
-    """timm: of the resized image, crop_pct is the given size; its shorter side, or with "squash" both."""
+    """As timm: the input is the share crop_pct of the resized image, of its shorter side or, with "squash", of both sides."""
     asked = settings.data_config
     (colors, height, width), mode = asked["input_size"], asked["crop_mode"]
     if colors != 3 or not (mode == "squash" or (mode == "center" and height == width)):
         raise unsupported(
-            'timm\'s crop_mode must be "squash", or "center" of a square, and the image have three colors'
+            'timm\'s crop_mode must be "squash", or "center" of a square, and input_size must have three colors'
         )
     resized = math.floor(height / asked["crop_pct"]), math.floor(width / asked["crop_pct"])
     return Geometry((height, width), resized if mode == "squash" else None, resized[0], rounds=True)

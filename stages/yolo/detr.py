@@ -26,7 +26,7 @@ from stages.yolo.descriptor import DETECTORS, OF_ANY_SHAPE, DetrOptions, Objects
 from stages.yolo.objects import describe
 from stages.yolo.recognition import has_name
 
-# Whose attention leaves padding out; the others see it.
+# Types whose attention leaves padding out; the others see it.
 WITH_MASKS = ("rf_detr", "lw_detr", "detr", "conditional_detr", "deformable_detr", "dab-detr")
 WITH_NOTHING = ("detr", "yolos")  # whose last class is "no object", so that each query has one class
 

@@ -45,7 +45,7 @@ def kill_while_sinks_write(folder: Path, kills: int, files: int, chance: random.
 
 
 def judge_rows(place: Place, verdict: Verdict) -> None:
-    """Adds what is wrong with the data set of Lance to the verdict."""
+    """Adds what is wrong with the Lance data set to the verdict."""
     import lance
 
     def key(row: dict[str, Any]) -> tuple[int, str, str, str]:

@@ -107,8 +107,8 @@ class Annotator:
     def find_records(
         self, images: Iterable[Image], known: Known, stopped: Callable[[], object]
     ) -> dict[int, Record]:
-        """As `records`, by the places of the images. known: what stages have answered before: they do not run again for these
-        bytes. stopped: when it is true, images that are not finished are given up, and have no record."""
+        """As `records`, by the places of the images. known: what stages have answered before; they do not run again for these
+        bytes. stopped: once it is true, images that are not finished are given up, and have no record."""
         return self._check().answer(images, known=known, stopped=stopped)
 
     def close(self) -> None:

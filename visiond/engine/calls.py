@@ -82,8 +82,8 @@ class Calls:
         known: Known = NONE_KNOWN,
         stopped: Callable[[], object] = bool,
     ) -> dict[int, Record]:
-        """The records of these images by their places, in their order. Blocks until all are finished, or until one is after
-        `stopped`. Raises the error of the workers."""
+        """The records of these images by their places, in their order. Blocks until all are finished, or until
+        `stopped` is true. Raises the error of the workers."""
         call = Call(root, known)
         inbox = self._number_of(root)
         count = 0

@@ -86,7 +86,7 @@ class CaptionBatches:
         ids, mask = self._encode([each[rng.integers(len(each))] for each in captions])
         pixels, _ = self.pictures.mirror(self.pictures.read(places), rng, flip=self.flip)
         device = self.pictures.device
-        # BLIP reads a caption and is asked for it; Florence-2 reads its prompt.
+        # BLIP reads the caption that it is to write; Florence-2 reads its prompt.
         read = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
         return {
             **(read if learner.prompt is None else {}),
@@ -95,8 +95,8 @@ class CaptionBatches:
         }
 
     def _encode(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Token ids [captions, tokens], from the one that begins a caption, of BLIP [DEC], to the one that ends it; and 1
-        where they are no padding."""
+        """Token ids [captions, tokens], from the one that begins a caption ([DEC] for BLIP) to the one that ends it; and a mask
+        with 0 for padding."""
         config = self.learner.model.config.text_config
         read = self.learner.tokenizer(list(captions), add_special_tokens=False)["input_ids"]
         last = config.sep_token_id if self.learner.prompt is None else config.eos_token_id

@@ -52,7 +52,7 @@ TEXTS = {
         "tags.csv",
     ),
     "captions": (
-        "Train BLIP or Florence-2 for the stage BLIP to caption images as people did.",
+        "Train BLIP or Florence-2 for the stage BLIP to write captions like yours.",
         "blip-base",
         "captions.csv",
     ),

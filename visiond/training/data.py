@@ -142,11 +142,11 @@ def _find_files(
                 broken.setdefault(found.reason, []).append(name)
     for reason, names in broken.items():
         named = ", ".join(names[:NAMED]) + ", …" * (len(names) > NAMED)
-        left_out[f"files that are no image that can be read ({reason}): {named}"] += len(names)
+        left_out[f"files with no image that can be decoded ({reason}): {named}"] += len(names)
 
 
 def _look(decoders: Decoders, file: Path) -> KnownImage | OSError | ImageError:
-    """What it is if it can be decoded, which a training does much later; otherwise why not."""
+    """The image in a file if it can be decoded; otherwise why not. Tried here, as the training decodes it much later."""
     try:
         with open_file(file) as opened:
             data = opened.read()

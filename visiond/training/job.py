@@ -51,7 +51,8 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def check_base(task: Task, name: str, config: Config) -> None:
-    """Before the labels are read, and a model is pulled in vain. Writes nothing. Raises ModelsUnusable, WrongArgument."""
+    """Called before the labels are read and a model is pulled, which would be in vain. Writes nothing. Raises ModelsUnusable,
+    WrongArgument."""
     if not name:
         raise WrongArgument("--base says which model to begin with, such as --base rf-detr-small.")
     stage, published = STAGES[task], names.parse(name)

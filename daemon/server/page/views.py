@@ -64,7 +64,7 @@ class View:
     hit: Hit | None = None
     terms: tuple[Term, ...] = ()
     caption: str = ""
-    captions: str = ""  # the others
+    captions: str = ""  # of further captioners
     text: str = ""
     tags: list[tuple[str, float]] = field(default_factory=list)
     objects: list[tuple[str, int]] = field(default_factory=list)
@@ -243,7 +243,7 @@ def list_classes(document: Mapping[str, Any]) -> list[tuple[str, list[tuple[str,
 
 
 def list_captions(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Of each captioner but the main one its name, and its caption."""
+    """The name and the caption of each further captioner."""
     stages = list_variants(BLIP.name, document.get("models", {}))
     return [(name, document[name]["text"]) for name in stages if name != BLIP.name]
 

@@ -254,7 +254,7 @@ def test_what_was_computed_before_a_signal_is_kept_and_the_same_command_goes_on(
         found = json.loads(process.stdout.read())
     assert process.returncode == 128 + signum
     assert 0 < found["kept"] == found["compared"] < IMAGES
-    assert found["left_out"] == {"stopped before": IMAGES - found["kept"]}
+    assert found["left_out"] == {"the comparison was stopped first": IMAGES - found["kept"]}
     assert place.orphans() == []
     again = compare(place, salt=2)
     assert (again["compared"], again["kept"]) == (IMAGES, IMAGES - found["kept"])
