@@ -68,8 +68,7 @@ class ImageAnswers:
     @property
     def is_unfamiliar(self) -> bool:
         """Whether the demonstration models do not know what it shows: their caption and tag only say so."""
-        caption = next(iter(self._captions), {})
-        return "clip" in self.document and caption.get("similarity", 0.0) is None
+        return self._is_unknown(self.document.get(BLIP.key, {}))
 
     @property
     def caption(self) -> str:
@@ -80,12 +79,13 @@ class ImageAnswers:
         """All captions of people or captioners, that of the main captioner first."""
         if given := self.labels.get(Kind.CAPTION):
             return [str(each) for each in given.value]
-        known = [c for c in self._captions if c.get("similarity") is not None or not self.is_unfamiliar]
-        return [caption["text"] for caption in known if caption["text"]]
+        captions = [
+            self.document[key] for key in self.document if key == BLIP.key or kind_of(key) == BLIP.name
+        ]
+        return [each["text"] for each in captions if each["text"] and not self._is_unknown(each)]
 
-    @cached_property
-    def _captions(self) -> list[dict[str, Any]]:
-        return [self.document[key] for key in self.document if key == BLIP.key or kind_of(key) == BLIP.name]
+    def _is_unknown(self, caption: Mapping[str, Any]) -> bool:
+        return "clip" in self.document and caption.get("similarity", 0.0) is None
 
     @cached_property
     def tags(self) -> list[tuple[str, float]]:

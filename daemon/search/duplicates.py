@@ -157,14 +157,19 @@ def keep_groups(index: Index, found: Duplicates) -> None:
     about = (found.near, len(found.images), found.last, time.time(), found.model, folder.name, len(leading))
     with index.lend() as connection:
         exact = _open_same(index, found).exact
-        make_folder(folder.parent)
-        make_folder(folder)
         axes = find_axes(exact, found.rows[leading], found.near)
-        np.save(folder / AXES, axes)
-        hand_over(folder / AXES)
-        sync_file(folder / AXES)
         kept = shorten(exact, found.rows[leading], axes)
-        _append(folder, 0, found.images[leading], found.rows[leading], kept)
+        try:
+            make_folder(folder.parent)
+            make_folder(folder)
+            np.save(folder / AXES, axes)
+            hand_over(folder / AXES)
+            sync_file(folder / AXES)
+            _append(folder, 0, found.images[leading], found.rows[leading], kept)
+        except OSError as error:
+            if not folder.exists():  # as below
+                raise SearchUnusable(AGAIN) from error
+            raise
         with transaction(connection):
             _open_same(index, found)
             if not folder.exists():  # another process has kept its groups, and removed this folder
@@ -316,7 +321,7 @@ def choose_grouped(reader: Reader, index: Index, group: str, images: Collection[
     """Those of these images that are in the group of a query. "others": those near a better image that is still shown.
     Raises SearchUnusable."""
     if not group:
-        return images
+        return {*images}
     if group.isdecimal():
         return {*images}.intersection(read_group_of(index, int(group)))
     with index.lend() as connection:
@@ -330,12 +335,15 @@ def choose_grouped(reader: Reader, index: Index, group: str, images: Collection[
 def number_grouped(reader: Reader, index: Index, group: str) -> NDArray[np.int64]:
     """All publications that `choose_grouped` may choose for a group that is not "best". Raises SearchUnusable."""
     if group.isdecimal():
-        with reader.lend() as ledger:
-            shown = publications.read_shown_images(ledger, read_group_of(index, int(group)))
-        return np.array([*shown.values()], np.int64)
-    with index.lend() as connection:
-        [found] = connection.execute(SQL["others"]).fetchone()
-    return np.fromstring(found or "", np.int64, sep=",")
+        images = read_group_of(index, int(group))
+    else:
+        with index.lend() as connection:
+            found = np.array(connection.execute(SQL["others"]).fetchall(), np.int64).reshape(-1, 2)
+        if (kept := about_groups(index)) and kept.last >= index.about().place:
+            return found[:, 0]
+        images = found[:, 1].tolist()  # those that were published again since have other numbers
+    with reader.lend() as ledger:
+        return np.array([*publications.read_shown_images(ledger, images).values()], np.int64)
 
 
 def _json(numbers: Collection[int] | NDArray[np.int64]) -> str:

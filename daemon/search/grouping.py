@@ -20,7 +20,7 @@ from daemon.search.covering import Cover, Note, find_cover
 from daemon.search.index import SearchUnusable
 from daemon.search.matrix import open_rows
 from daemon.search.tower import receive, send
-from daemon.system.gpus import list_gpus
+from daemon.system.gpus import driver_errors, list_gpus
 from stages.contract import processes
 
 SILENT_SECONDS = 900.0  # between two reports of the process; then it is killed
@@ -119,17 +119,22 @@ def main() -> None:
 def _find(asked: Grouping, note: Note) -> Cover:
     exact = open_rows(Path(asked.folder), asked.rows, asked.dim).exact
     order = np.frombuffer(asked.order, np.int64)
-    if gpu := _choose_gpu(order.size, asked.dim):
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-        try:
+    try:
+        if gpu := _choose_gpu(order.size, asked.dim):
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpu
             return find_cover(exact, order, asked.near, note=note, device="cuda")
-        except RuntimeError as error:  # others use its memory, or this torch has no code for this GPU
-            print(
-                f"near-duplicates are compared on the CPU, as the GPU failed: {error}",
-                file=sys.stderr,
-                flush=True,
-            )
+    except _gpu_errors() as error:
+        print(
+            f"near-duplicates are compared on the CPU, as the GPU failed: {error}",
+            file=sys.stderr,
+            flush=True,
+        )
     return find_cover(exact, order, asked.near, asked.threads, note)
+
+
+def _gpu_errors() -> tuple[type[Exception], ...]:
+    """Others use its memory, this torch has no code for this GPU or for any, or the driver does not answer."""
+    return (RuntimeError, AssertionError, *driver_errors())
 
 
 def _choose_gpu(images: int, dim: int) -> str:

@@ -132,7 +132,7 @@ SELECT number, image, cosine FROM duplicate WHERE number >= ? AND number < ? ORD
 SELECT image FROM duplicate WHERE number = (SELECT number FROM duplicate WHERE image = ?) ORDER BY place;
 
 -- name: others
-SELECT group_concat(publication) FROM duplicate WHERE place > 0;
+SELECT publication, image FROM duplicate WHERE place > 0;
 
 -- name: better
 -- Of these images, the best one of each that is not the best one of its group.

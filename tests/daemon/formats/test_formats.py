@@ -139,18 +139,20 @@ def test_pycocotools_reads_each_object_caption_and_line(tmp_path: Path, images: 
 def test_the_main_caption_is_the_first_and_what_a_pack_does_not_know_is_none() -> None:
     said: dict[str, Any] = {"text": "not a scene", "similarity": None}
     further = {"text": "a red bicycle", "similarity": 0.3}
-    clip = {"clip": {"tags": []}}
+    known = {"text": "a bicycle", "similarity": 0.2}
+    clip = {"clip": {"tags": [{"label": "bicycle", "score": 0.9}]}}
     for document, captions in (
-        (
-            {"caption": {"text": "a bicycle", "similarity": 0.2}, "blip_a": further},
-            ["a bicycle", "a red bicycle"],
-        ),
+        ({"caption": known, "blip_a": further}, ["a bicycle", "a red bicycle"]),
+        ({"caption": known, "blip_a": said}, ["a bicycle"]),
         ({"blip_a": further}, ["a red bicycle"]),
         ({"caption": said, "blip_a": further}, ["a red bicycle"]),
         ({"blip_a": said, "classifier_a": {}}, []),
     ):
         answers = ImageAnswers(clip | document, (640, 480))
         assert (answers.captions, answers.caption) == (captions, (captions or [""])[0])
+        assert bool(answers.tags) == (document.get("caption") != said), (
+            "a further captioner says nothing of CLIP"
+        )
 
 
 def test_answers_held_against_themselves_are_all_right_by_coco(

@@ -10,12 +10,13 @@ import signal
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from daemon.search import duplicates, searcher
+from daemon.search import duplicates, grouping, searcher
 from daemon.search.duplicates import (
     Duplicates,
     NearBest,
@@ -25,9 +26,11 @@ from daemon.search.duplicates import (
     keep_groups,
     read_groups,
 )
+from daemon.search.grouping import Grouping
 from daemon.search.index import SearchUnusable
 from daemon.search.query import QueryError, parse
 from daemon.search.searcher import By
+from daemon.system.gpus import Gpu
 from stages.contract import processes
 from tests.daemon.search.place import Place
 
@@ -240,6 +243,20 @@ def test_a_search_has_only_the_best_only_others_or_one_group(place: Place) -> No
         parse("group:all")
 
 
+def test_images_that_were_published_again_are_others_before_the_groups_know_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        place.add(f"{number}.jpg", "x", size=9 - number, clip=at(0))
+    keep(place)
+    monkeypatch.setattr(searcher.Searcher, "extend_groups", lambda _: None)
+    for image in (1, 2, 3):
+        place.put_back(image)
+        place.annotate("y", clip=at(0))
+    assert place.find("group:others") == [3, 2]
+    assert place.find("group:best") == [1]
+
+
 def test_near_duplicates_are_found_however_many_images_fit_better(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +305,37 @@ def test_images_that_come_later_join_the_kept_groups_or_begin_new_ones(place: Pl
     assert place.find("group:best") == [7, 6, 3, 1]
     keep(place)
     assert grouped(place) == [[4, 1, 2], [3, 5], [6, 8]], "the best ones are found anew"
+
+
+def test_who_keeps_groups_while_another_process_does_is_told_to_run_it_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.add("0.jpg", "x", clip=at(0))
+    found = find(place)
+
+    def lose(folder: Path, *_: object) -> None:
+        shutil.rmtree(folder)
+        raise FileNotFoundError(folder)
+
+    monkeypatch.setattr(duplicates, "_append", lose)
+    with pytest.raises(SearchUnusable, match="run `visiond duplicates` again"):
+        keep_groups(place.search.index, found)
+
+
+def test_what_a_gpu_cannot_compare_the_cpu_does(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(3):
+        place.add(f"{number}.jpg", "x", clip=at(10 * number))
+    place.search.catch_up()
+    [(folder, rows, dim)] = place.search.index.matrices().values()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(grouping, "GPU_FROM", 0)
+    gone = Gpu(0, "GPU-gone", "a card", 1 << 40, 1 << 40, 0, "9.0", None, ())
+    monkeypatch.setattr(grouping, "list_gpus", lambda: [gone])
+    asked = Grouping(str(folder), rows, dim, np.arange(3).tobytes(), 0.95, 1)
+    assert grouping._find(asked, lambda done: None).leaders.tolist() == [0, 0, 2]
+    assert "as the GPU failed" in capsys.readouterr().err
 
 
 def test_images_that_come_while_others_are_compared_are_compared_later(place: Place) -> None:
