@@ -459,13 +459,13 @@ def test_a_path_is_a_path_and_a_model_of_another_stage_is_refused(place: Place) 
 
 
 def test_each_stage_whose_model_cannot_be_used_is_reported_with_its_key(place: Place) -> None:
-    checkpoints.make_model("YolosForObjectDetection", transformers.YolosConfig(**SMALL)).save_pretrained(
-        place.folder / "yolos"
+    checkpoints.make_model("BertModel", transformers.BertConfig(**SMALL)).save_pretrained(
+        place.folder / "bert"
     )
     place.configure(
         {
             "stages": {
-                "yolo": {"backend": "", "model": "./yolos"},
+                "yolo": {"backend": "", "model": "./bert"},
                 "clip": {"backend": "", "model": "siglip2-b16-22"},
             },
             "second_look": [{"name": "again", "stage": "clip", "when": "A", "model": "./none"}],
@@ -473,7 +473,7 @@ def test_each_stage_whose_model_cannot_be_used_is_reported_with_its_key(place: P
     )
     told = place.command("check", "--quick").stdout
     assert "stages.yolo.model: " in told
-    assert "contains YolosForObjectDetection" in told
+    assert "contains BertModel" in told
     assert "It can use these models for yolo: RT-DETR, RT-DETRv2, " in told
     assert "BLIP" not in told, "what other stages take"
     assert 'stages.clip.model: there is no pack or model "siglip2-b16-22"; did you mean' in told
