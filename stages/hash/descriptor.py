@@ -35,6 +35,5 @@ HASH = Descriptor(
         )
     },
     cost=0.1,
-    has_variants=True,  # so only those who run it have metrics of it
     fake=fake,
 )
