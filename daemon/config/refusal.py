@@ -124,7 +124,7 @@ def explain_missing_stage(name: str) -> str:
         if near
         else f"available are {', '.join(STAGES)}. Install its plug-in, or remove it from the configuration."
     )
-    return PROBLEMS.get(name) or f'no stage "{name}" is installed; {hint}'
+    return PROBLEMS.get(name) or PROBLEMS.get(kind) or f'no stage "{name}" is installed; {hint}'
 
 
 def _hint(root: type[Section], location: Sequence[Any]) -> str:

@@ -26,7 +26,7 @@ from stages.ocr.descriptor import OCR
 from stages.yolo.descriptor import YOLO
 
 BUILT_IN = (OCR, YOLO, CLIP, BLIP)  # those that run unless the configuration says otherwise
-STAGES, SOURCES, PROBLEMS = plugins.gather((*BUILT_IN, CLASSIFIER, HASH))
+STAGES, SOURCES, PROBLEMS = plugins.gather(BUILT_IN, (CLASSIFIER, HASH))
 # Others run after these: hash, and those that have variants.
 ORDER = tuple(
     name for name, stage in STAGES.items() if stage in BUILT_IN or not (stage.has_variants or stage is HASH)
