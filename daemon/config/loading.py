@@ -35,7 +35,7 @@ from daemon.config.values import descriptor_of, expand, parse_toml, read_text
 from daemon.config.variables import apply_variables, locate
 from daemon.core.errors import ConfigError
 from daemon.system.mounts import Position
-from stages.registry.registry import UnknownName, find_backend, has_stage, sort_stages
+from stages.registry.registry import UnknownName, find_backend, find_stage, has_stage, sort_stages
 from stages.weights import names
 
 Kept = TypeVar("Kept", bound=Section)
@@ -375,13 +375,15 @@ def _misplaced_sinks(config: Config) -> Iterator[str]:
             )
 
 
-def _unknown_backends(config: Config) -> Iterator[str]:
+def _misused_backends(config: Config) -> Iterator[str]:
     for name, table in config.stages:
-        if table.backend:
-            try:
-                find_backend(name, table.backend)
-            except UnknownName as error:
-                yield f"stages.{name}.backend: {error}"
+        try:
+            only = find_backend(name, table.backend or next(iter(find_stage(name).backends))).dtype
+        except UnknownName as error:
+            yield f"stages.{name}.backend: {error}"
+        else:
+            if only and table.dtype not in ("auto", only):
+                yield f"stages.{name}.dtype: {name} computes in {only} on every device; remove dtype from [stages.{name}]."
 
 
 def _misused_names(config: Config) -> list[str]:
@@ -391,6 +393,6 @@ def _misused_names(config: Config) -> list[str]:
         for name in config.pipeline.stages
         if not has_stage(name)
     ]
-    problems += _unknown_backends(config)
+    problems += _misused_backends(config)
     problems += misused_looks(config.second_look, config.stage_names, has_rules=bool(config.binning.rules))
     return problems

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from daemon.config.sections import Section
 from daemon.config.values import OUT_OF_RANGE, most_of
-from stages.registry.registry import ORDER, PROBLEMS, STAGES, kind_of
+from stages.registry.registry import PROBLEMS, STAGES, kind_of
 
 WANTED = {
     "path_type": "a path in quotes",
@@ -111,18 +111,20 @@ def _fill(where: str, field: FieldInfo | None) -> str:
 def explain_missing_stage(name: str) -> str:
     """Why a configured stage is not available."""
     kind, line, variant = name.partition("_")
-    if line and kind in STAGES and STAGES[kind].has_variants:
+    if line and kind in STAGES and not STAGES[kind].has_variants:
+        return f'the stage {kind} runs only once; write "{kind}" in place of "{name}".'
+    if line and kind in STAGES:
         return (
             f'"{variant}" cannot stand behind {kind}_: write a lowercase letter, and then lowercase letters and digits, for '
             f"example {kind}_second."
         )
-    near = difflib.get_close_matches(name, ORDER, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name, STAGES, n=1, cutoff=0.6)
     hint = (
         f'did you mean "{near[0]}"?'
         if near
-        else f"available are {', '.join(ORDER)}. Install its plug-in, or remove it from the configuration."
+        else f"available are {', '.join(STAGES)}. Install its plug-in, or remove it from the configuration."
     )
-    return PROBLEMS.get(name) or f'no stage "{name}" is installed; {hint}'
+    return PROBLEMS.get(name) or PROBLEMS.get(kind) or f'no stage "{name}" is installed; {hint}'
 
 
 def _hint(root: type[Section], location: Sequence[Any]) -> str:

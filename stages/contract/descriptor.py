@@ -98,6 +98,7 @@ class Backend:
     find_license: returns the license of the library that it needs for a model's files, if that library asks something
         of those who offer its answers as a service; else "".
     half: the half precision with which its answers are good enough on a GPU, if not that of the stage.
+    dtype: the only one that it has, on every device, whatever "auto" is for others; "": those of StageSpec.
     """
 
     place: str
@@ -116,6 +117,7 @@ class Backend:
     can_spread: bool = False
     find_license: Callable[[Files], str] = find_no_license
     half: Literal["float16", "bfloat16"] | None = None
+    dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

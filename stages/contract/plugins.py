@@ -52,12 +52,16 @@ class Gathered(NamedTuple):
     problems: dict[str, str]
 
 
-def gather(built_in: Iterable[Descriptor]) -> Gathered:
+def gather(built_in: Iterable[Descriptor], named: Iterable[Descriptor] = ()) -> Gathered:
     """All stages that are installed.
 
     Stages of other distributions come last, by name, but each after those that it uses.
+
+    named: stages of visiond that run only if a configuration names them. If another distribution has a stage of this
+    name, neither is used: a configuration may mean the other one, as visiond had no such stage in earlier versions.
     """
-    stages = {stage.name: stage for stage in built_in}
+    optional = {stage.name: stage for stage in named}
+    stages = {stage.name: stage for stage in built_in} | optional
     found: dict[str, Descriptor] = {}
     sources, problems = {}, {}
     entries = find_entries()
@@ -71,6 +75,7 @@ def gather(built_in: Iterable[Descriptor]) -> Gathered:
                 problems[entry.name] = explain_import(entry, sorted(imported))
         except Unfit as error:
             problems[entry.name] = f"{title(entry)} cannot be used: {error}."
+    stages = {name: stage for name, stage in stages.items() if not (name in optional and name in problems)}
     stages |= {stage.name: stage for stage in sort_by_use(found)}
     for entry in entries:
         if entry.name in found and (unknown := [n for n in found[entry.name].uses if n not in stages]):
@@ -186,7 +191,9 @@ def check_name(stage: Descriptor, entry: EntryPoint, stages: Mapping[str, Descri
     if not NAME.fullmatch(stage.name) or stage.name in TAKEN:
         raise Unfit("its name must be lowercase letters and digits, and not one that visiond uses itself")
     if stage.name in stages:
-        raise Unfit("visiond itself has a stage with this name")
+        raise Unfit(
+            "visiond itself has a stage with this name; rename the stage of the plug-in, or uninstall the plug-in"
+        )
 
 
 def is_struct(kind: object) -> bool:

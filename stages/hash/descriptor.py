@@ -30,9 +30,10 @@ HASH = Descriptor(
     key="hash",
     result=Hash,
     backends={
-        "phash": Backend(place="stages.hash.stage:HashStage", options=HashOptions, needs_weights=False)
+        "phash": Backend(
+            place="stages.hash.stage:HashStage", options=HashOptions, needs_weights=False, dtype="float64"
+        )
     },
     cost=0.1,
-    has_variants=True,  # so only those who run it have metrics of it
     fake=fake,
 )

@@ -26,9 +26,11 @@ from stages.ocr.descriptor import OCR
 from stages.yolo.descriptor import YOLO
 
 BUILT_IN = (OCR, YOLO, CLIP, BLIP)  # those that run unless the configuration says otherwise
-STAGES, SOURCES, PROBLEMS = plugins.gather((*BUILT_IN, CLASSIFIER, HASH))
-# Others, which have variants, run after these.
-ORDER = tuple(name for name, stage in STAGES.items() if stage in BUILT_IN or not stage.has_variants)
+STAGES, SOURCES, PROBLEMS = plugins.gather(BUILT_IN, (CLASSIFIER, HASH))
+# Others run after these: hash, and those that have variants.
+ORDER = tuple(
+    name for name, stage in STAGES.items() if stage in BUILT_IN or not (stage.has_variants or stage is HASH)
+)
 FAKE = Backend(  # of every stage
     place="stages.registry.fake:FakeStage",
     options=FakeOptions,

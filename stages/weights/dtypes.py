@@ -14,9 +14,11 @@ LARGE = ("float32", "float16", "bfloat16", "half")  # every model takes them
 
 
 def choose_dtype(stage: str, backend: str, files: Mapping[str, Path], wanted: str) -> str:
-    """The dtype of StageSpec for a wanted one, which may be "half": the half precision of the backend.
-    Raises PackError if the model cannot have such weights."""
+    """The dtype of StageSpec: the only one of the backend; else the wanted one, which may be "half", the half precision
+    of the backend. Raises PackError if the model cannot have such weights."""
     kind = registry.find_backend(stage, backend)
+    if kind.dtype:
+        return kind.dtype
     if wanted == "half":
         return kind.half or registry.find_stage(stage).half
     if wanted in SMALL and wanted not in kind.small:

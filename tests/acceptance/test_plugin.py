@@ -63,6 +63,15 @@ def run(place: Place, site: Path, *words: str) -> subprocess.CompletedProcess[st
     return place.command(*words, prefix=["env", f"PYTHONPATH={site}"])
 
 
+def install(site: Path, name: str, stage: str, program: str) -> Path:
+    """A folder with a distribution whose module has the stage as STAGE."""
+    (info := site / f"{name}-1.0.dist-info").mkdir(parents=True)
+    (site / f"{name}.py").write_text(program)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[visiond.stages]\n{stage} = {name}:STAGE\n")
+    return site
+
+
 def test_its_result_is_in_the_sidecar_and_a_rule_reads_it(place: Place) -> None:
     sharp, blurred = place.sidecar("sharp.png"), place.sidecar("blurred.png")
     assert sharp["quality"].keys() == {"sharpness", "brightness", "dark", "bright", "noise", "hash"}
@@ -125,15 +134,7 @@ def test_without_it_its_results_stay_readable(place: Place) -> None:
 def test_one_that_cannot_be_imported_is_named_and_stops_nothing_unless_it_is_configured(
     tmp_path: Path,
 ) -> None:
-    site = tmp_path / "site"
-    (site / "broken-1.0.dist-info").mkdir(parents=True)
-    (site / "broken.py").write_text(BROKEN)
-    (site / "broken-1.0.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n"
-    )
-    (site / "broken-1.0.dist-info" / "entry_points.txt").write_text(
-        "[visiond.stages]\nbroken = broken:STAGE\n"
-    )
+    site = install(tmp_path / "site", "broken", "broken", BROKEN)
     sentence = 'The stage "broken" of the plug-in broken 1.0 cannot be used: RuntimeError: a stranger\'s bug.'
     place = Place(tmp_path)
     place.drop_many(range(1))
@@ -149,3 +150,29 @@ def test_one_that_cannot_be_imported_is_named_and_stops_nothing_unless_it_is_con
     refused = run(place, site, "run", "--once")
     assert refused.returncode == os.EX_CONFIG
     assert f"pipeline.stages: {sentence}" in refused.stderr
+
+
+@pytest.mark.parametrize("named", ["hash", "classifier_safety"])
+def test_a_configured_one_is_not_replaced_by_a_new_stage_of_visiond_with_its_name(
+    named: str, tmp_path: Path
+) -> None:
+    kind = named.partition("_")[0]
+    program = f"from stages.{kind}.descriptor import {kind.upper()} as STAGE\n"
+    site = install(tmp_path / "site", "own", kind, program)
+    place = Place(
+        tmp_path, {"pipeline": {"stages": [*STAGES, named]}, "stages": {named: {"backend": "fake"}}}
+    )
+    sentence = (
+        f'The stage "{kind}" of the plug-in own 1.0 cannot be used: visiond itself has a stage with this name; rename the '
+        "stage of the plug-in, or uninstall the plug-in."
+    )
+    for words in (["run", "--once"], ["check", "--quick"]):
+        refused = run(place, site, *words)
+        assert refused.returncode == os.EX_CONFIG
+        assert sentence in refused.stdout + refused.stderr
+    place.configure({"pipeline": {"stages": list(STAGES)}})
+    del place.settings["stages"][named]
+    place.configure()
+    checked = run(place, site, "check", "--quick")
+    assert checked.returncode == 0, checked.stdout
+    assert sentence in checked.stdout

@@ -674,7 +674,7 @@ def test_commands_that_only_read_work_without_a_configured_stage_and_warn_once(t
             "stages": {"quality": {"options": {"clipped": 3}}},
         }
     )
-    told = 'no stage "quality" is installed; available are ocr, yolo, clip, blip. Install its plug-in'
+    told = 'no stage "quality" is installed; available are ocr, yolo, clip, blip, classifier, hash. Install its plug-in'
     for command in ("status", "list", "show 00000.ppm", "export -", "verify", "backup copy.sqlite", "gpus"):
         done = place.command(*command.split())
         assert (done.returncode, done.stdout != "") == (0, True), (command, done.stderr)

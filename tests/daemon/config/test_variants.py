@@ -43,7 +43,14 @@ def test_a_process_that_gets_the_configuration_as_data_has_their_tables_too() ->
             'pipeline.stages: "not_safe" cannot stand behind classifier_: write a lowercase letter, and then lowercase letters '
             "and digits, for example classifier_second.",
         ),
-        ({"stages": {"ocr_2": {}}}, 'stages.ocr_2: no stage "ocr_2" is installed; did you mean "ocr"?'),
+        (
+            {"stages": {"ocr_2": {}}},
+            'stages.ocr_2: the stage ocr runs only once; write "ocr" in place of "ocr_2".',
+        ),
+        (
+            {"pipeline": {"stages": ["hash", "hash_two"]}},
+            'pipeline.stages: the stage hash runs only once; write "hash" in place of "hash_two".',
+        ),
         (
             {"stages": {"classifier_a": {"modell": ""}}},
             'stages.classifier_a.modell: unknown key; did you mean "model"?',

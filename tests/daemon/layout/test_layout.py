@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from daemon.config.loading import parse
+from daemon.core.errors import ConfigError
 from daemon.layout.layout import resolve_models, weights_of
 from daemon.layout.second_looks import resolve_looks
 from daemon.system.gpus import Gpu
@@ -54,6 +55,24 @@ def test_a_configured_precision_is_kept(reader: Path, tmp_path: Path) -> None:
     table = {"model": str(reader), "dtype": "float32"}
     found = find_dtypes([make_gpu("9.0")], tmp_path, stages={"ocr": table})
     assert (found["ocr"], found["yolo"]) == ("float32", "float16")
+
+
+def test_hashes_are_those_of_the_same_model_on_every_device(tmp_path: Path) -> None:
+    """Else all hashes would be outdated after a move from a CPU to a GPU."""
+    config = parse({"pipeline": {"stages": ["ocr", "hash"]}}, tmp_path)
+    machines: list[list[Gpu]] = [[], [make_gpu("7.5")], [make_gpu("9.0")]]
+    on_each = [resolve_models(config, gpus) for gpus in machines]
+    assert len({specs["hash"].fingerprint for specs in on_each}) == 1
+    assert len({specs["ocr"].fingerprint for specs in on_each}) == 2
+
+
+@pytest.mark.parametrize("dtype", ["float16", "half", "float32"])
+def test_another_precision_of_a_stage_that_has_only_one_is_refused(dtype: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse({"stages": {"hash": {"dtype": dtype}}}, tmp_path)
+    assert caught.value.problems == [
+        "stages.hash.dtype: hash computes in float64 on every device; remove dtype from [stages.hash]."
+    ]
 
 
 def test_smaller_weights_count_as_a_part_of_their_files(reader: Path) -> None:

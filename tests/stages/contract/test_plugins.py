@@ -10,8 +10,10 @@ from zipfile import ZipFile
 import msgspec
 import pytest
 
+from stages.classifier.descriptor import CLASSIFIER
 from stages.contract import plugins
 from stages.contract.descriptor import Backend, Descriptor
+from stages.hash.descriptor import HASH
 from stages.registry.registry import BUILT_IN
 
 
@@ -32,6 +34,7 @@ OCR, RENAMED, BARE, HYPHEN = (
     describe("a-b"),
 )
 BIN, TEXT = describe("bin"), "not a stage"
+OWN_HASH = describe("hash")
 MISSPELT = describe("misspelt", uses=("clipp", "ocr", "zzz"))
 LISTED, UNUSED = describe("listed", backends=["b"]), describe("unused", uses=None)
 NOTHING, PLAIN = (
@@ -103,6 +106,20 @@ def test_if_two_distributions_have_a_stage_of_the_same_name_neither_is_used(
     found = plugins.gather(BUILT_IN)
     assert list(found.stages) == ["ocr", "yolo", "clip", "blip"]
     assert "has a stage with this name too; uninstall one of them" in found.problems["second"]
+
+
+def test_if_a_plug_in_has_the_name_of_a_stage_that_must_be_named_neither_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A configuration of an earlier version means the plug-in's."""
+    entries = [EntryPoint("hash", f"{__name__}:OWN_HASH", plugins.GROUP)]
+    monkeypatch.setattr(plugins, "find_entries", lambda: entries)
+    found = plugins.gather(BUILT_IN, (CLASSIFIER, HASH))
+    assert list(found.stages) == ["ocr", "yolo", "clip", "blip", "classifier"]
+    assert found.problems["hash"] == (
+        f'The stage "hash" of the plug-in {__name__}:OWN_HASH cannot be used: visiond itself has a stage with this name; '
+        "rename the stage of the plug-in, or uninstall the plug-in."
+    )
 
 
 def test_an_unknown_stage_in_uses_is_named_with_the_nearest_known_one(
