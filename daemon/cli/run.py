@@ -150,9 +150,10 @@ def compare(
     Runs the stage on a sample of the images that are DONE, and holds its
     answers against the stored ones: the share that would change, with the
     range that holds it 95 of 100 times, the images that change most, and
-    hours and energy for all images. Results stay as they are. The new
-    answers are kept, also after Ctrl-C: neither a later redo with this model
-    nor this command computes them again.
+    how many images a redo would compute, with its hours and energy. Results
+    stay as they are. The new answers are kept, also after Ctrl-C or an
+    error: neither a later redo with this model nor this command computes
+    them again.
 
     Examples:
       visiond compare --stage yolo --model rf-detr-small

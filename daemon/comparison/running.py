@@ -7,7 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from daemon.config.loading import Config
@@ -24,6 +24,7 @@ from daemon.system.signals import noting_stop
 from stages.contract.base import Reason
 from stages.registry.registry import find_stage
 from visiond.engine import Annotator
+from visiond.engine.calls import LOOK_SECONDS
 
 READ = 32  # files that are in memory at once, beside those in the slab
 READERS = 8  # threads
@@ -60,7 +61,7 @@ def run_stage(
     keep: Keep,
 ) -> SampleRun:
     """step: called with the number of images that were read. keep: called with what a redo would compute again otherwise, also
-    after a signal to stop. Raises what `Annotator.load` does."""
+    after a signal to stop, and before an error is raised. Raises what `Annotator.load` and `Annotator.collect` do."""
     with Annotator(_without_bins(config), only=stage) as annotator, noting_stop() as stops:
         assert annotator.layout
         models = {model.stage: model for model in annotator.layout.models()}
@@ -72,22 +73,25 @@ def run_stage(
         used = _find_used(stage, models)
         known = _find_earlier(stored, reader, used)
         before, started = count_joules(devices), time.monotonic()
-        answered = annotator.find_records(_read(left, step), known, lambda: stops)
-        seconds, after = time.monotonic() - started, count_joules(devices)
+        answered: dict[int, Record] = {}
         failures: Counter[str] = Counter()
         computed = []
-        for place, record in enumerate(left):
-            if why := _explain(record, stage, answered.get(place)):
-                failures[why] += 1
-            else:
-                outputs[record.id] = answered[place].outputs[stage]
-                computed.append(record)
-        said = [
-            (record.digest, outputs[record.id])
-            for record in computed
-            if len(known.get(record.digest, UNREAD).outputs) == len(used)
-        ]
-        kept = keep(group_answers(models[stage], said))
+        try:
+            annotator.collect(_read(left, step, stops), answered, known, lambda: stops)
+        finally:  # what there is may have taken hours
+            seconds, after = time.monotonic() - started, count_joules(devices)
+            for place, record in enumerate(left):
+                if why := _explain(record, stage, answered.get(place)):
+                    failures[why] += 1
+                else:
+                    outputs[record.id] = answered[place].outputs[stage]
+                    computed.append(record)
+            said = [
+                (record.digest, outputs[record.id])
+                for record in computed
+                if len(known.get(record.digest, UNREAD).outputs) == len(used)
+            ]
+            kept = keep(group_answers(models[stage], said))
     joules = None if before is None or after is None else after - before
     stop = stops[0] if stops else None
     return SampleRun(models, devices, outputs, failures, len(computed), kept, seconds, joules, stop)
@@ -154,15 +158,24 @@ def _number(reader: Reader, models: Sequence[Model]) -> dict[int, str]:
     return {number: each.stage for number, each in known if (each.stage, each.fingerprint) in wanted}
 
 
-def _read(records: Sequence[Record], step: Callable[[int], None]) -> Iterator[tuple[bytes, bytes | OSError]]:
-    """The name and the bytes of each, or why there are none."""
+def _read(
+    records: Sequence[Record], step: Callable[[int], None], stops: Sequence[object]
+) -> Iterator[tuple[bytes, bytes | OSError]]:
+    """The name and the bytes of each, or why there are none. Ends early after a stop, also if a read hangs."""
     left = iter(records)
-    with ThreadPoolExecutor(READERS) as threads:
+    threads = ThreadPoolExecutor(READERS)
+    try:
         done = 0
         while chunk := list(itertools.islice(left, READ)):
-            for record, data in zip(chunk, threads.map(_read_source, chunk), strict=True):
-                yield record.location, data
+            reads = [threads.submit(_read_source, record) for record in chunk]
+            for record, read in zip(chunk, reads, strict=True):
+                while not wait([read], LOOK_SECONDS).done:
+                    if stops:
+                        return
+                yield record.location, read.result()
                 step(done := done + 1)
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _read_source(record: Record) -> bytes | OSError:

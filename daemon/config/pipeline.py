@@ -58,7 +58,8 @@ class PipelineSection(Section):
         ge=0,
         le=256,
         description="Worker processes on each device. 0: the number that `visiond tune` found; without a profile, one on a "
-        "CPU, and on a GPU as many as its memory, the host's memory (4 GB for each worker) and the cores allow.",
+        "CPU, and on a GPU as many as its memory, the host's memory (4 GB for each worker) and the cores allow. On GPUs, "
+        "round-robin and fill-first of `spread` come before the profile.",
     )
     spread: Literal["memory-aware", "round-robin", "fill-first"] = Field(
         "memory-aware",

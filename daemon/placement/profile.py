@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from daemon.config.loading import Config
+from daemon.config.pipeline import PipelineSection
 from daemon.config.state import LEDGER, PROFILE
 from daemon.ledger.files import written_whole
 from daemon.system.gpus import Gpu
@@ -150,7 +151,8 @@ def find_tuned(folder: Path, machine: Machine) -> Profile | None:
 
 def apply(config: Config, profile: Profile, gpus: Sequence[Gpu]) -> tuple[Config, str] | None:
     """The configuration with the best settings of the profile where it leaves them open, and why. None where
-    it leaves nothing open, or if a neighbor has taken so much memory that not even one worker fits.
+    it leaves nothing open, or if a neighbor has taken so much memory that not even one worker fits. A `spread` that is set
+    decides the number of workers, also after a measurement.
 
     gpus: those that are used.
     """
@@ -159,7 +161,8 @@ def apply(config: Config, profile: Profile, gpus: Sequence[Gpu]) -> tuple[Config
         return None
     tuned = best.settings
     set_batches = {name: getattr(config.stages, name).batch_size for name in tuned.batches}
-    if section.placement != "auto" and section.workers_per_device and all(set_batches.values()):
+    are_workers_set = _sets_workers(section, gpus)
+    if section.placement != "auto" and are_workers_set and all(set_batches.values()):
         return None
     room = [int(gpu.free_bytes / (SAFETY * best.gpu_bytes)) for gpu in gpus if best.gpu_bytes]
     fitting = min([tuned.workers, *room])
@@ -167,10 +170,14 @@ def apply(config: Config, profile: Profile, gpus: Sequence[Gpu]) -> tuple[Config
         return None
     settings = TunedSettings(
         tuned.placement,
-        section.workers_per_device or fitting,
+        section.workers_per_device if are_workers_set else fitting,  # 0: `spread` decides
         {name: set_batches[name] or batch for name, batch in tuned.batches.items()},
     )
     return fill_in(config, settings), _explain(profile, fitting, settings, gpus)
+
+
+def _sets_workers(section: PipelineSection, gpus: Sequence[Gpu]) -> bool:
+    return section.workers_per_device > 0 or (bool(gpus) and section.spread != "memory-aware")
 
 
 def fill_in(config: Config, settings: TunedSettings) -> Config:

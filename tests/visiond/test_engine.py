@@ -16,6 +16,7 @@ import pytest
 
 from daemon.config.loading import Config, parse
 from daemon.core.errors import ModelsUnusable, NoWorkersLeft
+from daemon.ledger.record import Record
 from daemon.system.children import descendants
 from daemon.workers import pool
 from stages.contract import processes
@@ -121,6 +122,29 @@ def test_a_call_whose_iterator_fails_leaves_nothing_behind(annotator: Annotator)
         annotator.annotate(images())
     assert annotator._check()._held_bytes == 0
     assert outcomes(annotator.annotate([("b.ppm", picture(2))])) == [("DONE", None)]
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["for the last image", "for room"])
+def test_a_stop_ends_a_call_that_waits_for_a_stage_that_hangs(opened: Open, is_full: bool) -> None:
+    """Nothing wakes the call, as after a signal."""
+    annotator = opened(fail={"hangs": "hang"})
+    most = annotator.config.pipeline.slab_bytes
+    calls, stops, found = annotator._check(), list[bool](), dict[int, Record]()
+
+    def images() -> Iterator[tuple[str, bytes]]:
+        yield "0.ppm", picture(0)
+        wait_for(lambda: not calls._places, "the first image")
+        for number in range(1, 6 if is_full else 2):
+            yield f"{number}.ppm", picture(number, b"hangs" + bytes(most // 4 if is_full else 0))
+
+    def stop() -> None:
+        wait_for(lambda: calls._held_bytes > (most / 2 if is_full else 0), "the call to wait")
+        stops.append(True)
+
+    threading.Thread(target=stop).start()
+    annotator.collect(images(), found, {}, lambda: stops)
+    assert [*found] == [0]
+    assert calls._held_bytes == 0
 
 
 def test_threads_share_an_annotator(annotator: Annotator) -> None:

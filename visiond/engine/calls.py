@@ -30,6 +30,7 @@ from daemon.workers.slab import Slab
 from stages.contract.base import Reason
 
 FEED = 64  # jobs handed out together
+LOOK_SECONDS = 1.0  # between two looks whether a call was stopped
 NOTHING = Publication([], {}, set(), [])
 
 Known = Mapping[bytes, Content]  # what is known about bytes, by their digests
@@ -45,8 +46,8 @@ def _size_of(data: bytes | OSError | Failure) -> int:
 class Call:
     """The images of one call. Only `Calls` uses it; `wait` is for the thread that called."""
 
-    def __init__(self, root: bytes, known: Known) -> None:
-        self.root, self.known = root, known
+    def __init__(self, root: bytes, known: Known, stopped: Callable[[], object]) -> None:
+        self.root, self.known, self.stopped = root, known, stopped
         self.endings: dict[int, Ending] = {}  # by the place of the image in the call
         self.left = 0  # images that are not finished
 
@@ -78,35 +79,45 @@ class Calls:
     def answer(
         self,
         images: Iterable[Image],
+        found: dict[int, Record],
         root: bytes = b"",
         known: Known = NONE_KNOWN,
         stopped: Callable[[], object] = bool,
-    ) -> dict[int, Record]:
-        """The records of these images by their places, in their order. Blocks until all are finished, or until
-        `stopped` is true. Raises the error of the workers."""
-        call = Call(root, known)
+    ) -> None:
+        """Blocks until all images are finished, or until `stopped` is true. Raises the error of the workers.
+        found: gets the records by the images' places, in their order; before an error those that there are."""
+        call = Call(root, known, stopped)
         inbox = self._number_of(root)
-        count = 0
         try:
-            for count, (name, data) in enumerate(images, 1):
-                self._offer(call, count - 1, inbox, os.fsencode(name), data)
+            for place, (name, data) in enumerate(images):
+                self._offer(call, place, inbox, os.fsencode(name), data)
                 if stopped():
                     break
             with self._changed:
-                self._changed.wait_for(lambda: self.error or not call.left or stopped())
+                self._wait(lambda: self.error or not call.left or stopped())
                 if call.left and self.error:
                     raise self.error
         finally:
             self._forget(call)
-        return {place: self._record(call.endings[place]) for place in range(count) if place in call.endings}
+            found |= {place: self._record(call.endings[place]) for place in sorted(call.endings)}
+
+    def _wait(self, is_over: Callable[[], object]) -> None:
+        """With a timeout: the handler of a signal wakes nobody who waits (PEP 475), and a stage that hangs does not either."""
+        while not self._changed.wait_for(is_over, LOOK_SECONDS):
+            pass
 
     def _offer(
         self, call: Call, place: int, inbox: int, name: bytes, data: bytes | OSError | Failure
     ) -> None:
         size = _size_of(data)
         with self._changed:
-            self._changed.wait_for(
-                lambda: self.error or not self._held_bytes or self._held_bytes + size <= self._most_bytes
+            self._wait(
+                lambda: (
+                    self.error
+                    or call.stopped()
+                    or not self._held_bytes
+                    or self._held_bytes + size <= self._most_bytes
+                )
             )
             if self.error:
                 raise self.error

@@ -10,7 +10,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +22,24 @@ import pytest
 from daemon.comparison import running
 from daemon.comparison.changes import AnswerChange, estimate_share, measure_change
 from daemon.comparison.comparing import ModelComparison, Pair
-from daemon.comparison.running import SampleRun, count_joules, group_answers
+from daemon.comparison.running import SampleRun, count_joules, group_answers, run_stage
 from daemon.comparison.verdict import Prices, describe, say_what_next
 from daemon.config.loading import load
 from daemon.config.state import lock_state
-from daemon.core.errors import NotAnswering
+from daemon.core.errors import NotAnswering, NoWorkersLeft
 from daemon.core.labels import Kind, ObjectLabel
 from daemon.core.messages import Output
 from daemon.labels.store import LabelStore
 from daemon.ledger import statements
-from daemon.ledger.record import Model
-from daemon.ledger.records import Reader
+from daemon.ledger.record import Model, Record
+from daemon.ledger.records import Reader, open_reader
 from daemon.maintenance.keeping import ModelAnswers
 from daemon.results import choice
-from daemon.results.choice import draw
+from daemon.results.choice import draw, find_records
 from daemon.server.answers import ANSWERS_BYTES
 from daemon.system.gpus import Gpu, Sensors
 from daemon.terminal import control
+from daemon.workers import pool
 from tests.daemon_process import TOKEN, Daemon, Place, picture, wait_for
 from tests.makers import admit, complete, done, make_record
 
@@ -258,6 +261,45 @@ def test_what_was_computed_before_a_signal_is_kept_and_the_same_command_goes_on(
     assert place.orphans() == []
     again = compare(place, salt=2)
     assert (again["compared"], again["kept"]) == (IMAGES, IMAGES - found["kept"])
+
+
+def test_what_was_computed_before_the_workers_failed_is_kept(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"BACKOFF_SECONDS": 0.001, "LONE_DEATHS": 2}.items():
+        monkeypatch.setattr(pool, name, value)
+    for number in range(IMAGES, IMAGES + 4):
+        place.drop(f"{number}.ppm", picture(number, b"deadly"))
+    assert place.run_once().returncode == 0
+    options = {"salt": 1, "fail": {"deadly": "exit"}}
+    place.configure({"stages": {"yolo": {"batch_size": 1, "options": options}}})
+    settings, kept = load(place.config), list[int]()
+
+    def keep(groups: Sequence[ModelAnswers]) -> int:
+        kept.append(control.keep_answers(settings, groups))
+        return kept[0]
+
+    with open_reader(settings) as reader, pytest.raises(NoWorkersLeft):
+        run_stage(settings, "yolo", [*find_records(reader, range(1, IMAGES + 5))], reader, print, keep)
+    assert 0 < kept[0] <= IMAGES
+
+
+def test_a_stop_does_not_wait_for_a_mount_that_hangs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+
+    def read_source(_record: Record) -> bytes:
+        signal.raise_signal(signal.SIGINT)  # its handler runs in the main thread, which waits
+        answers.wait()
+        raise FileNotFoundError
+
+    monkeypatch.setattr(running, "_read_source", read_source)
+    place.configure({"stages": {"yolo": {"options": {"salt": 1}}}})
+    settings = load(place.config)
+    with open_reader(settings) as reader:
+        [record] = find_records(reader, [1])
+        run = run_stage(settings, "yolo", [record], reader, print, len)
+    answers.set()
+    assert (run.stop, run.failures.total()) == (signal.SIGINT, 1)
 
 
 def test_a_sample_stays_when_images_arrive(place: Place) -> None:

@@ -119,6 +119,43 @@ def test_what_the_configuration_sets_stays_and_no_rate_is_claimed_that_was_not_m
     assert why == "as `visiond tune` measured, except for what the configuration sets"
 
 
+@pytest.mark.parametrize("spread", ["round-robin", "fill-first"])
+def test_a_spread_that_is_set_decides_the_workers_with_the_batches_of_the_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spread: str
+) -> None:
+    gpus = [make_gpu(), make_gpu(free=40 * GIB, index=1)]
+    monkeypatch.setattr(layout, "list_gpus", lambda: gpus)
+    place = Place(tmp_path, {"pipeline": {"spread": spread, "workers_per_device": 0}})
+    config = parse(place.settings, tmp_path)
+    machine = Machine.of(gpus, count_cores(), Layout.of(config).specs)
+    settings = TunedSettings("replicated", 7, dict.fromkeys(machine.models, 24))  # more than any spread gives
+    trial = Trial(settings=settings, images_per_second=100, gpu_bytes=GIB)
+    config.state.path.mkdir()
+    write_profile(
+        config.state.path, Profile(machine=machine, sample="", made_on="", trials=[trial]), finished=True
+    )
+    found = Layout.of(config)
+    assert {spec.batch_size for spec in found.specs.values()} == {24}
+    assert found.placement.why.startswith(
+        "as `visiond tune` measured, except for what the configuration sets;"
+    )
+    assert found.placement.why.endswith(f'by spread = "{spread}"')
+    assert found.placement.segments[0].devices.count("cuda:0") < 7
+
+
+def test_a_spread_leaves_the_measured_workers_of_a_cpu_and_a_number_that_is_set() -> None:
+    spread = {"spread": "fill-first"}
+    assert use(configure(pipeline=spread))[0].pipeline.workers_per_device == 5
+    both = configure(pipeline=spread | {"workers_per_device": 3})
+    assert use(both, make_gpu())[0].pipeline.workers_per_device == 3
+
+
+def test_a_profile_is_not_named_where_spread_and_batches_leave_nothing_open() -> None:
+    stages = {name: {"batch_size": 16} for name in SPECS}
+    pipeline = {"placement": "replicated", "spread": "round-robin"}
+    assert apply(configure(pipeline=pipeline, stages=stages), PROFILE_OF_5, [make_gpu()]) is None
+
+
 @pytest.mark.parametrize(
     "pipeline",
     [
