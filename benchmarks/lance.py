@@ -82,6 +82,12 @@ async def measure(
     (folder / "results.lance").mkdir()
     started = time.monotonic()
     write_lance(folder / "results.lance", rows, columns, [document["clip"]["embedding"]["dim"]])
+    made = (
+        load_library().dataset(folder / "old").schema.metadata
+    )  # by the sink, which asks whose rows these are
+    load_library().dataset(folder / "results.lance").update_schema_metadata(
+        {key.decode(): value.decode() for key, value in made.items()}, replace=True
+    )
     print(f"{options.rows:,} rows written in {time.monotonic() - started:.0f} s")
     times = []
     for number in range(options.groups):

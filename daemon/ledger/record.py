@@ -166,6 +166,16 @@ class Record:
         """Whether the daemon has moved the file out of its inbox."""
         return self.location != os.path.join(self.inbox_path, self.path)
 
+    def has_file(self) -> bool:
+        """Whether the file is there and, by its size and time, the one that was processed. Where the daemon has moved it, the
+        disk may keep less exact times."""
+        try:
+            status = os.stat(self.location)
+        except OSError:
+            return False
+        known = self.version
+        return status.st_size == known.size and (self.has_moved or status.st_mtime_ns == known.mtime_ns)
+
     @property
     def summary(self) -> str:
         """Its bin, or in one line why it has none."""

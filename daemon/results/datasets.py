@@ -65,20 +65,10 @@ def keep_files(images: Iterable[Answered], format: str) -> Iterator[Answered]:
                 f"{image.location} is in an object store, and {format} needs files. Choose images of other inboxes with "
                 "--where, use another format, or copy the images first."
             )
-        if _is_same(image):
+        if image.record.has_file():
             yield image
         else:
             image.leave_out()
-
-
-def _is_same(image: Answered) -> bool:
-    """Whether the file is there and, by its size and time, the one that was processed. Another disk may have another time."""
-    try:
-        status = os.stat(image.location)
-    except OSError:
-        return False
-    known = image.record.version
-    return status.st_size == known.size and (image.record.has_moved or status.st_mtime_ns == known.mtime_ns)
 
 
 def write_images(

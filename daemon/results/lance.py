@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import warnings
@@ -14,9 +15,12 @@ from typing import Any
 from anyio import to_thread
 
 from daemon.config.loading import Config
-from daemon.core.errors import MissingLibrary, NotWritable
+from daemon.config.state import IDENTITY
+from daemon.core.errors import MissingLibrary, NotWritable, VisiondError
+from daemon.core.hints import command
 from daemon.core.jobs import JobStatus
 from daemon.formats.parquet import CHUNK, make_schema, make_tables
+from daemon.ledger import identity
 from daemon.ledger.files import sync_folders
 from daemon.ledger.record import Record
 from daemon.results.columns import ExportColumns
@@ -24,6 +28,9 @@ from daemon.results.files import describe_closed
 from daemon.system.mounts import KnownFolder
 
 FORMAT = "2.2"  # of the files: the first that has maps
+LEDGER_KEY = (
+    b"visiond.ledger"  # in the metadata of the schema: the id of the ledger whose numbers the rows have
+)
 MAGIC = b"LANC"  # the last bytes of a manifest, which lists the files of a version
 FRAGMENTS = 64  # small files of rows are merged when there are so many
 ROWS = 8192  # a file with fewer rows is small
@@ -69,7 +76,8 @@ class LanceSink:
     """Records that are DONE: a row for each image in <results>.lance, with its last state.
 
     A version is a group of records, whole or not at all. Its rows replace those with the same `id`, so a group that comes again
-    after a crash leaves one row for each image too.
+    after a crash leaves one row for each image too. Another ledger gives the same numbers to other images, so a data set takes
+    the rows of one ledger only.
     """
 
     def __init__(self, config: Config) -> None:
@@ -85,8 +93,12 @@ class LanceSink:
 
     def problem(self) -> str:
         try:
-            load_library()
-        except MissingLibrary as error:
+            lance = load_library()
+            # A data set that cannot be opened is not judged here: `_open` makes a new one, or removes a torn version.
+            with contextlib.suppress(OSError, ValueError):
+                if identity.read(self._config.state.path):  # else there is no ledger yet
+                    self._check_ledger(lance.dataset(self._path))
+        except VisiondError as error:
             return str(error)
         return describe_closed(self._path)
 
@@ -118,20 +130,39 @@ class LanceSink:
                 raise
             # An error of Lance, which has no errno and ends with a place in Lance's code, or one of Arrow.
             raise NotWritable(
-                f"{self._path} does not take the records: {str(error).partition(', /')[0]}. If that stays so, move it away and "
-                "restart the daemon: the sink makes a new one"
+                f"{self._path} does not take the records: {str(error).partition(', /')[0]}. "
+                f"If that stays so, {_way_out()}"
             ) from error
         self._known.check()
 
     def _open(self, lance: Any, schema: Any) -> Any:
         """The data set, with all these columns; older rows have nothing in new ones."""
         if not self._is_sound and not _has_version(self._path / "_versions"):
-            empty = schema.empty_table()
+            empty = schema.with_metadata({LEDGER_KEY: self._ledger}).empty_table()
             return lance.write_dataset(empty, self._path, data_storage_version=FORMAT)
         dataset = lance.dataset(self._path)
+        self._check_ledger(dataset)
         if new := [field for field in schema if field.name not in dataset.schema.names]:
             dataset.add_columns(new)
         return dataset
+
+    @cached_property
+    def _ledger(self) -> str:
+        """Its id. Raises NotWritable, IdentityDamaged, OSError."""
+        if known := identity.read(self._config.state.path):
+            return known.ledger
+        raise NotWritable(
+            f"{self._config.state.path / IDENTITY}, which says which ledger this is, is lost. Restart the daemon: it writes "
+            "the file again"
+        )
+
+    def _check_ledger(self, dataset: Any) -> None:
+        """Raises NotWritable, IdentityDamaged, OSError."""
+        if (dataset.schema.metadata or {}).get(LEDGER_KEY) != self._ledger.encode():
+            raise NotWritable(
+                f"{self._path} has rows of another ledger, where other images may have the same `id`. Nothing is written "
+                f"there. To go on, {_way_out()}"
+            )
 
     def _check_sizes(self, dataset: Any, sizes: set[int]) -> None:
         """Raises NotWritable."""
@@ -140,7 +171,7 @@ class LanceSink:
         if there and (other := sizes - {there}):
             raise NotWritable(
                 f"{self._path} has embeddings of {there} numbers, and those of the model have {min(other)}. "
-                "Move that folder away and restart the daemon: the sink makes a new one"
+                f"To go on, {_way_out()}"
             )
 
     def _compact(self, lance: Any, dataset: Any) -> None:
@@ -155,6 +186,13 @@ class LanceSink:
         compaction.commit(dataset, rewritten)
         sync_folders([self._folder])
         lance.dataset(self._path).cleanup_old_versions(KEPT, error_if_tagged_old_versions=False)
+
+
+def _way_out() -> str:
+    return (
+        "move that folder away and restart the daemon: the sink makes a new one, and "
+        f"`{command('redo', '--all')}` writes the rows of older images"
+    )
 
 
 def _has_version(folder: Path) -> bool:

@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 
 from daemon.core.errors import WrongArgument
-from daemon.core.jobs import Version
 from daemon.core.labels import Kind, ObjectLabel, Said, Value, is_held_out
 from daemon.core.urls import is_url
 from daemon.labels.matching import KnownImage, keep_known
@@ -89,7 +88,7 @@ def read_store(store: LabelStore, reader: Reader, kind: Kind, share: float) -> D
     for record in reader.newest_done(with_results=False):
         if record.digest in labels and record.digest not in found:
             file = os.fsdecode(record.location)
-            if not is_url(file) and _is_same(file, record.version):
+            if not is_url(file) and record.has_file():
                 image = KnownImage(record.digest, record.width, record.height)
                 found[record.digest] = _sample(file, image, labels[record.digest])
     if gone := len(labels) - len(found):
@@ -157,15 +156,6 @@ def _look(decoders: Decoders, file: Path) -> KnownImage | OSError | ImageError:
     if isinstance(pixels, ImageError):
         return pixels
     return KnownImage(hashlib.sha256(data).digest(), header.width, header.height)
-
-
-def _is_same(file: str, version: Version) -> bool:
-    """Whether it is there as it was when its image was decoded."""
-    try:
-        status = os.stat(file)
-    except OSError:
-        return False
-    return (status.st_size, status.st_mtime_ns) == (version.size, version.mtime_ns)
 
 
 def _list_stems(folder: Path) -> dict[str, Path]:

@@ -509,3 +509,20 @@ async def test_of_many_results_of_earlier_models_only_some_are_counted(ledger: L
     with contextlib.closing(Reader(ledger.path)) as reader:
         found = [reader.count_outdated([os.fsencode(inbox)], every_stage=True, most=most) for most in (2, 4)]
     assert found == [Outdated(2, at_least=True), Outdated(3)]
+
+
+def test_a_file_is_that_of_its_image_by_size_and_time_and_by_size_alone_where_the_daemon_has_moved_it(
+    tmp_path: Path,
+) -> None:
+    record = make_record(tmp_path, b"a.jpg", b"picture")
+    done = tmp_path / "done" / "a.jpg"
+    moved = dataclasses.replace(record, location=os.fsencode(done))
+    assert (record.has_file(), moved.has_file()) == (True, False)
+    done.parent.mkdir()
+    (tmp_path / "a.jpg").rename(done)
+    assert (record.has_file(), moved.has_file()) == (False, True)
+    os.utime(done, (1e9, 1e9))
+    os.link(done, tmp_path / "a.jpg")
+    assert (record.has_file(), moved.has_file()) == (False, True)
+    done.write_bytes(b"another picture")
+    assert not moved.has_file()

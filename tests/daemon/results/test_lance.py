@@ -17,9 +17,11 @@ import pytest
 
 import daemon.results.lance
 from daemon.config.loading import parse
+from daemon.config.state import IDENTITY, LEDGER
 from daemon.core.errors import ConfigError, MissingLibrary, NotWritable
 from daemon.core.jobs import JobStatus
 from daemon.core.messages import Output
+from daemon.ledger.identity import open_ledger
 from daemon.ledger.record import Record
 from daemon.results.lance import LanceSink
 from stages.contract.processes import environment, python
@@ -48,7 +50,10 @@ for group in itertools.count(first):
 
 
 def make_sink(folder: Path, **pipeline: Any) -> LanceSink:
-    return LanceSink(parse({"inbox": [{"path": "in"}], "pipeline": pipeline}, folder))
+    config = parse({"inbox": [{"path": "in"}], "pipeline": pipeline}, folder)
+    config.state.path.mkdir(exist_ok=True)
+    open_ledger(config.state.path / LEDGER)[0].close()
+    return LanceSink(config)
 
 
 def make(folder: Path, number: int, text: str, **fields: Any) -> Record:
@@ -84,6 +89,34 @@ async def test_records_that_come_again_leave_one_row_for_each_image(tmp_path: Pa
     assert captions(tmp_path) == {1: "two", 2: "new", 3: "new", 4: "new"}
 
 
+async def test_rows_of_another_ledger_are_kept_and_the_sink_says_what_to_type(tmp_path: Path) -> None:
+    await make_sink(tmp_path).append(make_all(tmp_path, [1, 2], "old"))
+    state = make_sink(tmp_path)._config.state.path
+    for name in (IDENTITY, LEDGER):  # to start with an empty ledger
+        (state / name).unlink()
+    sink = make_sink(tmp_path)
+    why = "results.lance has rows of another ledger, .* move that folder away and restart .* `visiond redo --all`"
+    with pytest.raises(NotWritable, match=why):
+        await sink.append(make_all(tmp_path, [1], "new"))
+    assert re.search(why, sink.problem())
+    assert captions(tmp_path) == {1: "old", 2: "old"}
+    (tmp_path / "results.lance").rename(tmp_path / "old.lance")
+    sink = make_sink(tmp_path)
+    assert not sink.problem()
+    await sink.append(make_all(tmp_path, [1], "new"))
+    assert captions(tmp_path) == {1: "new"}
+
+
+async def test_a_ledger_whose_identity_is_gone_is_not_believed_until_the_next_start(tmp_path: Path) -> None:
+    sink = make_sink(tmp_path)
+    (sink._config.state.path / IDENTITY).unlink()
+    with pytest.raises(NotWritable, match=r"identity, .* is lost\. Restart the daemon"):
+        await sink.append(make_all(tmp_path, [1]))
+    assert not (tmp_path / "results.lance").exists()
+    await make_sink(tmp_path).append(make_all(tmp_path, [1]))
+    assert [*captions(tmp_path)] == [1]
+
+
 async def test_a_file_that_was_renamed_has_its_row_under_the_new_name(tmp_path: Path) -> None:
     sink = make_sink(tmp_path)
     for path in (b"a.jpg", b"b.jpg"):
@@ -117,7 +150,7 @@ async def test_embeddings_of_another_length_are_refused_with_what_to_do(tmp_path
     sink = make_sink(tmp_path)
     await sink.append([make(tmp_path, 1, "", outputs=make_outputs() | {"clip": embed(1, 0)})])
     with pytest.raises(
-        NotWritable, match=r"embeddings of 2 numbers, and those of the model have 3. Move that"
+        NotWritable, match=r"embeddings of 2 numbers, and those of the model have 3. To go on, move"
     ):
         await sink.append([make(tmp_path, 2, "", outputs=make_outputs() | {"clip": embed(1, 0, 0)})])
     assert [*captions(tmp_path)] == [1]
@@ -139,7 +172,7 @@ async def test_a_damaged_data_set_is_left_alone_and_named(tmp_path: Path) -> Non
     for file in (tmp_path / "results.lance" / "data").iterdir():
         file.write_bytes(b"not rows")
     with pytest.raises(
-        NotWritable, match=r"results.lance does not take the records: .*move it away"
+        NotWritable, match=r"results.lance does not take the records: .*If that stays so, move .*redo --all"
     ) as caught:
         await sink.append(make_all(tmp_path, [1]))
     assert "/rust/" not in str(caught.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -53,8 +54,9 @@ def test_an_image_without_a_tag_teaches_nothing_but_one_without_an_object_does()
         check(tags)
 
 
-def test_labels_that_were_imported_are_those_of_files_that_are_here(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+@pytest.mark.parametrize("on_success", ["keep", "move"])
+def test_labels_that_were_imported_are_those_of_files_that_are_here(tmp_path: Path, on_success: str) -> None:
+    place = Place(tmp_path, {"inbox": [{"settle_seconds": 0.1, "on_success": on_success}]})
     for number in range(4):
         place.drop(f"{number}.ppm", picture(number))
     assert place.run_once().returncode == 0
@@ -63,8 +65,12 @@ def test_labels_that_were_imported_are_those_of_files_that_are_here(tmp_path: Pa
     said = {"images": images, "annotations": boxes, "categories": [{"id": 7, "name": "dog"}]}
     (tmp_path / "said.json").write_text(json.dumps(said))
     assert place.command("labels", "import", tmp_path / "said.json").returncode == 0
-    (place.inbox() / "1.ppm").unlink()
-    (place.inbox() / "2.ppm").write_bytes(b"cut")
+    files = {file.name: file for file in tmp_path.rglob("*.ppm")}
+    assert all(place.inbox() in file.parents for file in files.values()) is (on_success == "keep")
+    files["1.ppm"].unlink()
+    files["2.ppm"].write_bytes(b"cut")
+    if on_success == "move":
+        os.utime(files["0.ppm"], (1e9, 1e9))  # as on a disk with less exact times
     config = load(place.config)
     with open_reader(config) as reader:
         data = read_store(LabelStore(config.state.path), reader, Kind.OBJECTS, 0)
