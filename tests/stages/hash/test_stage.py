@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import weakref
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -87,3 +89,22 @@ def test_large_images_are_made_small_in_parts(
     whole = hashed(photograph)
     monkeypatch.setattr(stage, "AT_ONCE", 10_000)
     assert hashed(photograph) == whole
+
+
+def test_the_memory_for_weights_does_not_grow_with_the_number_of_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU it is memory that other stages need, in each worker."""
+    hasher = HashStage(StageSpec("hash", "phash"), "cpu")
+    made: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    make = torch.from_numpy
+
+    def keep(values: np.ndarray[Any, Any]) -> torch.Tensor:
+        made.add(tensor := make(values))
+        return tensor
+
+    monkeypatch.setattr(stage.torch, "from_numpy", keep)
+    hasher.load()
+    for size in range(2000, 2100):
+        hasher.run([Image(memoryview(b""), size, 1, torch.zeros(3, 1, size, dtype=torch.uint8))])
+    assert 256 * 2000 < sum(weights.nbytes for weights in made) < 20_000_000
