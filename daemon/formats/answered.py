@@ -15,6 +15,7 @@ from daemon.core.labels import NO_LABELS, Box, Kind, Label, ObjectLabel
 from daemon.core.sidecar import cut_name
 from daemon.ledger.record import Record
 from stages.blip.descriptor import BLIP
+from stages.contract.base import UNFAMILIAR
 from stages.contract.binning import has_text, likely_tags, sure_text_of
 from stages.registry.registry import kind_of
 
@@ -68,7 +69,8 @@ class ImageAnswers:
     @property
     def is_unfamiliar(self) -> bool:
         """Whether the demonstration models do not know what it shows: their caption and tag only say so."""
-        return self._is_unknown(self.document.get(BLIP.key, {}))
+        caption = self.document.get(BLIP.key, {})
+        return "clip" in self.document and caption.get("similarity", 0.0) is None
 
     @property
     def caption(self) -> str:
@@ -79,13 +81,10 @@ class ImageAnswers:
         """All captions of people or captioners, that of the main captioner first."""
         if given := self.labels.get(Kind.CAPTION):
             return [str(each) for each in given.value]
-        captions = [
-            self.document[key] for key in self.document if key == BLIP.key or kind_of(key) == BLIP.name
-        ]
-        return [each["text"] for each in captions if each["text"] and not self._is_unknown(each)]
-
-    def _is_unknown(self, caption: Mapping[str, Any]) -> bool:
-        return "clip" in self.document and caption.get("similarity", 0.0) is None
+        main = [] if self.is_unfamiliar else [BLIP.key]
+        keys = [*main, *(key for key in self.document if kind_of(key) == BLIP.name)]
+        texts = [self.document.get(key, {}).get("text") for key in keys]
+        return [text for text in texts if text and text != UNFAMILIAR]
 
     @cached_property
     def tags(self) -> list[tuple[str, float]]:

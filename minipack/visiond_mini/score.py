@@ -21,10 +21,9 @@ from torch import Tensor
 from stages.blip.descriptor import Caption
 from stages.clip.descriptor import Clip
 from stages.contract import binning
-from stages.contract.base import Image, ImageError, Result, Stage
+from stages.contract.base import UNFAMILIAR, Image, ImageError, Result, Stage
 from stages.images.images import read_batches
 from stages.ocr.descriptor import Ocr
-from stages.pretrained.familiarity import UNFAMILIAR
 from stages.registry.registry import BUILT_IN, STAGES, build
 from stages.scenes.generator import write_samples
 from stages.scenes.photographs import find_photographs

@@ -11,9 +11,8 @@ from torch import Tensor
 from stages.blip.descriptor import Caption
 from stages.clip.descriptor import Clip
 from stages.clip.embeddings import TextTower, decode_embedding, load_tower
-from stages.contract.base import Image, ImageError, Reason, Result
+from stages.contract.base import UNFAMILIAR, Image, ImageError, Reason, Result
 from stages.images.devices import dtype_of, hold_device
-from stages.pretrained.familiarity import UNFAMILIAR
 from stages.pretrained.vision import VisionStage
 
 

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 
 from stages.clip.descriptor import MODELS, Clip, ClipOptions, Tag
 from stages.clip.embeddings import TextTower, encode_embedding, is_sigmoid
-from stages.contract.base import Image, ImageError, Result
+from stages.contract.base import UNFAMILIAR, Image, ImageError, Result
 from stages.contract.descriptor import KnownModel
 from stages.contract.options import read_options
 from stages.images.devices import hold_device, pad_batch
-from stages.pretrained.familiarity import UNFAMILIAR
 from stages.pretrained.vision import VisionStage, speed_up_patches
 
 TEMPLATE, SIGMOID_TEMPLATE = "a photo of a {}", "This is a photo of {}."

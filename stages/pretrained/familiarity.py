@@ -23,7 +23,6 @@ from torch import Tensor
 from stages.contract.base import Image, StageSpec, StageUnusable
 from stages.images.devices import device_errors, hold_device, pixels_of, split_batches, synchronize
 
-UNFAMILIAR = "not a scene of the demonstration pack"  # the tag and the caption of such an image
 FILE = "familiarity.safetensors"
 BLANK_SIZE = 480, 640
 ROLES = {"familiarity": FILE, "familiarity_model": "blip"}  # in a pack, beside the files of each stage

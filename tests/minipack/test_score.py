@@ -10,8 +10,8 @@ import torch
 from stages.blip.descriptor import Caption
 from stages.clip.descriptor import Clip, Tag
 from stages.clip.embeddings import encode_embedding
+from stages.contract.base import UNFAMILIAR
 from stages.ocr.descriptor import Line, Ocr
-from stages.pretrained.familiarity import UNFAMILIAR
 from stages.scenes.photographs import find_photographs
 from stages.scenes.truth import Truth
 from stages.weights.packs import MINI

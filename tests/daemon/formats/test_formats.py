@@ -30,6 +30,7 @@ from daemon.results.columns import ExportColumns
 from daemon.results.datasets import name_images, name_inboxes, write_images
 from daemon.results.export import FILES
 from daemon.terminal.options import Format
+from stages.contract.base import UNFAMILIAR
 from tests.makers import make_outputs, make_record
 
 WITH_FILES = ("captions", "hocr", "alto", "xmp", "xmp-adobe", "yolo", "webdataset")  # for each image
@@ -137,7 +138,7 @@ def test_pycocotools_reads_each_object_caption_and_line(tmp_path: Path, images: 
 
 
 def test_the_main_caption_is_the_first_and_what_a_pack_does_not_know_is_none() -> None:
-    said: dict[str, Any] = {"text": "not a scene", "similarity": None}
+    said: dict[str, Any] = {"text": UNFAMILIAR, "similarity": None}
     further = {"text": "a red bicycle", "similarity": 0.3}
     known = {"text": "a bicycle", "similarity": 0.2}
     clip = {"clip": {"tags": [{"label": "bicycle", "score": 0.9}]}}
@@ -145,6 +146,7 @@ def test_the_main_caption_is_the_first_and_what_a_pack_does_not_know_is_none() -
         ({"caption": known, "blip_a": further}, ["a bicycle", "a red bicycle"]),
         ({"caption": known, "blip_a": said}, ["a bicycle"]),
         ({"blip_a": further}, ["a red bicycle"]),
+        ({"blip_a": further | {"similarity": None}}, ["a red bicycle"]),
         ({"caption": said, "blip_a": further}, ["a red bicycle"]),
         ({"blip_a": said, "classifier_a": {}}, []),
     ):

@@ -13,10 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from stages.contract.base import Image, ImageError, Result, StageSpec, StageUnusable
+from stages.contract.base import UNFAMILIAR, Image, ImageError, Result, StageSpec, StageUnusable
 from stages.pretrained.familiarity import (
     ROLES,
-    UNFAMILIAR,
     Familiarity,
     FamiliarityModel,
     KnowsAll,
