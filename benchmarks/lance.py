@@ -82,9 +82,8 @@ async def measure(
     (folder / "results.lance").mkdir()
     started = time.monotonic()
     write_lance(folder / "results.lance", rows, columns, [document["clip"]["embedding"]["dim"]])
-    made = (
-        load_library().dataset(folder / "old").schema.metadata
-    )  # by the sink, which asks whose rows these are
+    # Made by the sink, which asks whose rows these are.
+    made = load_library().dataset(folder / "old").schema.metadata
     load_library().dataset(folder / "results.lance").update_schema_metadata(
         {key.decode(): value.decode() for key, value in made.items()}, replace=True
     )

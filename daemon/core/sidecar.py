@@ -91,9 +91,8 @@ def parse_sidecar(data: bytes) -> ParsedSidecar:
     results = {stage: bytes(parts[key]) for stage, key in keys.items()}
     looks = [(look.stage, bytes(look.result)) for look in sidecar.second_looks.values() if not look.reason]
     for stage, result in (*results.items(), *looks):
-        if (
-            STAGES.get(kind_of(stage)) in BUILT_IN
-        ):  # the type of a plug-in's result may differ in a later version
+        # The type of a plug-in's result may differ in a later version.
+        if STAGES.get(kind_of(stage)) in BUILT_IN:
             decode(stage, result)
     is_done = not sidecar.status
     criteria = (

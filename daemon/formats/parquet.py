@@ -15,12 +15,8 @@ from daemon.core.errors import MissingLibrary
 
 CHUNK = 1024  # rows in a row group, and in memory: some megabytes with embeddings
 
-FURTHER = (
-    "text_lines",
-    "detections",
-    "tag_scores",
-    "embedding",
-)  # columns that Parquet and Lance have, and CSV has not
+# Columns that Parquet and Lance have, and CSV has not.
+FURTHER = ("text_lines", "detections", "tag_scores", "embedding")
 
 Row = tuple[dict[str, Any], dict[str, Any]]  # the columns of every export, and the sidecar
 

@@ -156,12 +156,12 @@ def plan(
     runs: tuple[Segment, ...] = (Segment(stages, tuple(devices)),)
     if not whole:  # auto spreads only for want of memory
         runs = _spread(stages, devices, costs, scarce=config.pipeline.placement == "auto")
-    rooms = [_find_room(run, len(devices), used, weights, host, batches) for run in runs]
-    counts = [_count_workers(room, config.pipeline) for room in rooms]
+    bounds = [_find_bounds(run, len(devices), used, weights, host, batches) for run in runs]
+    counts = [_count_workers(each, config.pipeline) for each in bounds]
     return Placement(
         tuple(map(_staff, runs, counts)),
         f"{why}; workers: {_describe(counts[0], config.pipeline)}" if whole else why,
-        "" if config.pipeline.workers_per_device else _limit(rooms),
+        "" if config.pipeline.workers_per_device else _limit(bounds),
         {} if whole else costs,
     )
 
@@ -247,62 +247,61 @@ def _choose(mode: str, devices: Sequence[str], used: Sequence[Gpu], need: int) -
     return "replicated", f"every {'GPU' if 'cpu' in devices else 'device'} has memory for all stages"
 
 
-class _Room(NamedTuple):
+class _Bounds(NamedTuple):
     """How many workers a device may have, by the reason for each bound: its own, and its share of the host."""
 
     own: dict[str, int]
     share: dict[str, int]
 
+    def all(self) -> dict[str, int]:
+        return self.own | self.share
+
     def workers(self) -> int:
-        return max(1, min((self.own | self.share).values()))
+        return max(1, min(self.all().values()))
 
 
-def _find_room(
+def _find_bounds(
     run: Segment,
     sharing: int,
     used: Sequence[Gpu],
     weights: Mapping[str, int],
     host: Host,
     batches: Batches,
-) -> dict[str, _Room]:
-    """The room of each device of a run. sharing: how many devices share the host; used: the GPUs among these."""
+) -> dict[str, _Bounds]:
+    """Those of each device of a run. sharing: how many devices share the host; used: the GPUs among these."""
     need = sum(weights[stage] for stage in run.stages) + working_bytes(batches)
     share = {
         f"each worker needs {WORKER_BYTES >> 30} GiB of the host's memory": host.free_bytes
         // (WORKER_BYTES * sharing),
         f"each worker needs {CORES_PER_WORKER} cores": host.cores // (CORES_PER_WORKER * sharing),
     }
-    on_cpu = _Room({"one worker's models use all cores of the CPU": 1}, {})
-    rooms = {gpu.device: _Room(_bounds(gpu, need), share) for gpu in used}
-    return {device: rooms.get(device, on_cpu) for device in run.devices}
-
-
-def _limit(rooms: Sequence[Mapping[str, _Room]]) -> str:
-    """What allows the fewest workers, on the device with the fewest."""
-    least = min((room for each in rooms for room in each.values()), key=_Room.workers)
-    bounds = least.own | least.share
-    return min(bounds, key=bounds.__getitem__)
-
-
-def _bounds(gpu: Gpu, need: int) -> dict[str, int]:
-    return {
-        f"more than {GPU_WORKERS} workers gained nothing on an H200": GPU_WORKERS,
-        f"each worker needs {need >> 20:,} MiB of GPU memory": gpu.free_bytes // need,
+    most = f"more than {GPU_WORKERS} workers gained nothing on an H200"
+    memory = f"each worker needs {need >> 20:,} MiB of GPU memory"
+    on_cpu = _Bounds({"one worker's models use all cores of the CPU": 1}, {})
+    on_gpus = {
+        gpu.device: _Bounds({most: GPU_WORKERS, memory: gpu.free_bytes // need}, share) for gpu in used
     }
+    return {device: on_gpus.get(device, on_cpu) for device in run.devices}
 
 
-def _count_workers(rooms: Mapping[str, _Room], section: PipelineSection) -> dict[str, int]:
+def _limit(bounds: Sequence[Mapping[str, _Bounds]]) -> str:
+    """What allows the fewest workers, on the device with the fewest."""
+    least = min((each for run in bounds for each in run.values()), key=_Bounds.workers).all()
+    return min(least, key=least.__getitem__)
+
+
+def _count_workers(bounds: Mapping[str, _Bounds], section: PipelineSection) -> dict[str, int]:
     """How many workers each device has. A CPU has one unless a number is set."""
     if section.workers_per_device:
-        return dict.fromkeys(rooms, section.workers_per_device)
-    counts = {device: room.workers() for device, room in rooms.items()}
-    gpus = [device for device, room in rooms.items() if room.share]
+        return dict.fromkeys(bounds, section.workers_per_device)
+    counts = {device: each.workers() for device, each in bounds.items()}
+    gpus = [device for device, each in bounds.items() if each.share]
     if section.spread == "round-robin" and gpus:
         counts |= dict.fromkeys(gpus, min(counts[device] for device in gpus))
     if section.spread == "fill-first":
         left = sum(counts[device] for device in gpus)
         for device in gpus:
-            counts[device] = min(left, max(1, min(rooms[device].own.values())))
+            counts[device] = min(left, max(1, min(bounds[device].own.values())))
             left -= counts[device]
     return counts
 

@@ -28,9 +28,7 @@ from daemon.results.files import describe_closed
 from daemon.system.mounts import KnownFolder
 
 FORMAT = "2.2"  # of the files: the first that has maps
-LEDGER_KEY = (
-    b"visiond.ledger"  # in the metadata of the schema: the id of the ledger whose numbers the rows have
-)
+LEDGER_KEY = b"visiond.ledger"  # in the schema's metadata: the id of the ledger whose numbers the rows have
 MAGIC = b"LANC"  # the last bytes of a manifest, which lists the files of a version
 FRAGMENTS = 64  # small files of rows are merged when there are so many
 ROWS = 8192  # a file with fewer rows is small

@@ -79,12 +79,9 @@ def find_cover(
     compares instead of the threads. A row with values that are not finite is near no other one. Raises RuntimeError if the
     device cannot be used."""
     with ThreadPoolExecutor(1 if device else threads) as pool:
-        covering = (
-            _CoveringByTorch(exact, order, near, pool, device)
-            if device
-            else _Covering(exact, order, near, pool)
-        )
-        return covering.run(note)
+        if device:
+            return _CoveringByTorch(exact, order, near, pool, device).run(note)
+        return _Covering(exact, order, near, pool).run(note)
 
 
 class _Covering:
@@ -221,9 +218,8 @@ class _CoveringByTorch(_Covering):
         self._least = near - self._error - 2.0**-10
 
     def _keep(self) -> Any:
-        by_row = np.argsort(
-            self._order
-        )  # embeddings are read from their file in the order in which they lie there
+        # Embeddings are read from their file in the order in which they lie there.
+        by_row = np.argsort(self._order)
         kept = self._torch.empty(
             (len(by_row), self._exact.shape[1]), dtype=self._torch.float16, device=self._device
         )
@@ -295,9 +291,8 @@ def extend_cover(exact: NDArray[np.float16], leaders: Leaders, new: Places, near
             passed.append(np.flatnonzero(bounds >= least) + start * len(new))
         left, right = np.divmod(np.concatenate(passed), len(new))
         undecided = np.flatnonzero(found[right] >= count)
-        for part in reversed(
-            [*divide(len(undecided))]
-        ):  # from the end, as the first leader of an image must be written last
+        # From the end, as the first leader of an image must be written last.
+        for part in reversed([*divide(len(undecided))]):
             places, some = left[undecided[part]], right[undecided[part]]
             bounds = np.einsum("ij,ij->i", leaders.kept[places][:, 1:], short[some][:, 1:])
             places, some = places[bounds >= least], some[bounds >= least]

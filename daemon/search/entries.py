@@ -36,10 +36,10 @@ class Document:
     number: int
     fields: dict[str, str] = field(default_factory=lambda: dict.fromkeys(FIELDS, ""))
     marks: set[str] = field(default_factory=set)
-    embeddings: dict[str, Embedding] = field(default_factory=dict)
+    embeddings: dict[str, Vector] = field(default_factory=dict)
 
 
-class Embedding(NamedTuple):
+class Vector(NamedTuple):
     """maker: the fingerprint of its model. values: of unit length."""
 
     maker: str
@@ -63,11 +63,9 @@ def make_entry(number: int, record: Record) -> Document:
         read = READERS.get(kind_of(model.stage), _read_other)
         try:
             read(entry, answer := msgspec.json.decode(output.payload))
-            if (
-                model.stage in EMBEDDED and model.stage not in entry.embeddings
-            ):  # that of a second look is of another model
-                embedding = EMBEDDED[model.stage](answer)
-                entry.embeddings[model.stage] = Embedding(model.fingerprint, embedding)
+            # That of a second look, which comes later, is of another model.
+            if model.stage in EMBEDDED and model.stage not in entry.embeddings:
+                entry.embeddings[model.stage] = Vector(model.fingerprint, EMBEDDED[model.stage](answer))
         except (msgspec.DecodeError, ValueError, TypeError, KeyError, AttributeError):
             continue  # of an older version of a plug-in, say: the rest of the image can be found
     entry.fields |= {name: separate(entry.fields[name][:MOST_WORDS]) for name in FIELDS if name != "name"}

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 # Images of the batches of a GPU with much memory. With smaller ones, stages save memory even if that takes time.
-UNFAMILIAR = (
-    "not a scene of the demonstration pack"  # the tag and the caption of an image that a pack does not know
-)
+# The tag and the caption of an image that the models of a pack do not know.
+UNFAMILIAR = "not a scene of the demonstration pack"
 FULL_BATCH = 128
 
 

@@ -26,10 +26,13 @@ from stages.ocr.descriptor import OCR
 from stages.yolo.descriptor import YOLO
 
 BUILT_IN = (OCR, YOLO, CLIP, BLIP)  # those that run unless the configuration says otherwise
-STAGES, SOURCES, PROBLEMS = plugins.gather(BUILT_IN, (CLASSIFIER, HASH))
-# Others run after these: hash, and those that have variants.
+OPTIONAL = (CLASSIFIER, HASH)
+STAGES, SOURCES, PROBLEMS = plugins.gather(BUILT_IN, OPTIONAL)
+# The optional ones run after these, and so do those of plug-ins that have variants.
 ORDER = tuple(
-    name for name, stage in STAGES.items() if stage in BUILT_IN or not (stage.has_variants or stage is HASH)
+    name
+    for name, stage in STAGES.items()
+    if stage in BUILT_IN or (stage not in OPTIONAL and not stage.has_variants)
 )
 FAKE = Backend(  # of every stage
     place="stages.registry.fake:FakeStage",

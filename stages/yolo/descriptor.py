@@ -32,13 +32,8 @@ DETECTORS = tuple(
         ("yolos", "Yolos", "YOLOS"),
     )
 )
-OF_ANY_SHAPE = (
-    "detr",
-    "conditional_detr",
-    "deformable_detr",
-    "dab-detr",
-    "yolos",
-)  # their images keep their proportions
+# Types whose images keep their proportions.
+OF_ANY_SHAPE = ("detr", "conditional_detr", "deformable_detr", "dab-detr", "yolos")
 OPEN_VOCABULARY = (KnownModel("owlv2", "Owlv2ForObjectDetection", "OWLv2", has_size=True),)
 
 LeastScore = Annotated[Fraction, Meta(description="Objects with a lower score are not in the result.")]
