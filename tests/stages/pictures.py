@@ -6,15 +6,26 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import pytest
 import torch
 
 from stages.contract.base import Image
+
+NEEDS_CUDA = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"))
+DEVICES = ["cpu", pytest.param("cuda:0", marks=NEEDS_CUDA)]
 
 
 def wrap_pixels(pixels: np.ndarray) -> Image:
     """pixels: [height, width, 3], RGB."""
     height, width, _ = pixels.shape
     return Image(memoryview(b""), width, height, torch.from_numpy(pixels).permute(2, 0, 1))
+
+
+def put(images: list[Image], device: str) -> list[Image]:
+    """The same images with their pixels on a device."""
+    return [
+        Image(each.data, each.width, each.height, torch.as_tensor(each.pixels).to(device)) for each in images
+    ]
 
 
 def draw_image(height: int, width: int, seed: int = 0) -> Image:

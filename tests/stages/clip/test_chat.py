@@ -24,7 +24,7 @@ from stages.registry.registry import build
 from stages.weights.packs import open_pack, resolve
 from tests.stages import captioners
 from tests.stages.blip import stock
-from tests.stages.pictures import draw_image
+from tests.stages.pictures import DEVICES, draw_image, put
 
 KIND = "qwen3_vl"
 
@@ -37,8 +37,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stage(folder: Path) -> ChatEmbeddingStage:
+    return make_stage(folder, "cpu")
+
+
+def make_stage(folder: Path, device: str) -> ChatEmbeddingStage:
     spec = resolve(open_pack(folder, folder.parent / "none"), "clip", {"batch_size": 3})
-    stage = build(spec, "cpu")
+    stage = build(spec, device)
     assert isinstance(stage, ChatEmbeddingStage)
     stage.load()
     return stage
@@ -93,15 +97,17 @@ def script(folder: Path) -> Script:
     return Script(folder)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", [KIND])
 def test_embeddings_are_those_of_the_authors_script(
-    kind: str, script: Script, stage: ChatEmbeddingStage, mixed_images: list[Image]
+    kind: str, device: str, script: Script, folder: Path, mixed_images: list[Image]
 ) -> None:
     """Large images become smaller, and small ones larger. Pillow rounds a little differently from torch."""
     images = [image for image in mixed_images[:8] if 3 < image.width < 200 * image.height]
+    stage = make_stage(folder, device)
     factor = stage.prepare.image_processor.patch_size * stage.prepare.image_processor.merge_size
     theirs = script.embed([{"type": "image"}] * len(images), [resize(image, factor) for image in images])
-    answers = stage.run(images)
+    answers = stage.run(put(images, device))
     ours = torch.stack([decode_embedding(a.embedding) for a in answers if isinstance(a, Clip)])
     assert F.cosine_similarity(ours, theirs).min() >= 0.999
     assert (ours @ ours.T).fill_diagonal_(0).max() < 0.99, "they must depend on the image"

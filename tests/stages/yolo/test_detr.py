@@ -22,7 +22,7 @@ from stages.yolo.descriptor import DETECTORS, Objects
 from stages.yolo.detr import WITH_MASKS, DetrStage
 from tests.stages import checkpoints
 from tests.stages.checkpoints import Make, made_once
-from tests.stages.pictures import draw_image
+from tests.stages.pictures import DEVICES, draw_image, put
 
 
 @pytest.fixture
@@ -50,12 +50,12 @@ def make_stage(
 
 
 @pytest.fixture(scope="module")
-def share_stage(make_folder: Make) -> Callable[[str], DetrStage]:
+def share_stage(make_folder: Make) -> Callable[..., DetrStage]:
     """The stage with a small model by its type; loaded once. Images are run in batches of three."""
 
     @functools.cache
-    def share(kind: str) -> DetrStage:
-        return make_stage(folder := make_folder(kind), folder.parent / "none", batch_size=3)
+    def share(kind: str, device: str = "cpu") -> DetrStage:
+        return make_stage(folder := make_folder(kind), folder.parent / "none", batch_size=3, device=device)
 
     return share
 
@@ -110,12 +110,17 @@ def agree(
         assert any(max(abs(a - b) for a, b in zip(one[1:], box, strict=True)) <= tolerance for one in near)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", [model.type for model in DETECTORS])
 def test_answers_are_those_of_transformers(
-    kind: str, make_folder: Make, share_stage: Callable[[str], DetrStage], images: list[Image]
+    kind: str,
+    device: str,
+    make_folder: Make,
+    share_stage: Callable[..., DetrStage],
+    images: list[Image],
 ) -> None:
     folder = make_folder(kind)
-    answers = run(share_stage(kind), images)
+    answers = run(share_stage(kind, device), put(images, device))
     assert len({str(answer) for answer in answers}) == len(images), "they must depend on the image"
     for image, answer in zip(images, answers, strict=True):
         labels, scores, boxes = stock_answer(folder, image)
@@ -123,15 +128,17 @@ def test_answers_are_those_of_transformers(
         agree(answer, labels, scores, boxes, tolerance=1e-3 * max(image.width, image.height))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["detr", "dab-detr"])
 def test_answers_with_a_backbone_of_timm_are_those_of_transformers(
-    kind: str, tmp_path: Path, images: list[Image]
+    kind: str, device: str, tmp_path: Path, images: list[Image]
 ) -> None:
     """As config.json names it where the authors published the model."""
     pytest.importorskip("timm", reason="timm is not installed: make tools")
     folder = tmp_path / kind
     checkpoints.save_with_timm(kind, folder)
-    for image, answer in zip(images, run(make_stage(folder, tmp_path / "none"), images), strict=True):
+    answers = run(make_stage(folder, tmp_path / "none", device=device), put(images, device))
+    for image, answer in zip(images, answers, strict=True):
         labels, scores, boxes = stock_answer(folder, image)
         assert len(labels) > 2
         agree(answer, labels, scores, boxes, tolerance=1e-3 * max(image.width, image.height))
