@@ -84,19 +84,20 @@ def test_the_graphs_of_an_earlier_model_end_no_recording(collect_often: None) ->
 
 
 @pytest.mark.parametrize("stage", ["yolo", "clip", "blip"])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
-def test_a_stage_for_single_images_answers_each_as_before(
-    stage: str, device: str, blank_pack: Pack, pictures: list[Image]
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_on_a_gpu_a_stage_for_single_images_answers_each_as_before(
+    stage: str, blank_pack: Pack, pictures: list[Image]
 ) -> None:
-    if device != "cpu" and not torch.cuda.is_available():
-        pytest.skip("needs CUDA")
     settings = {"dtype": "float32", "batch_size": 4}
     specs = resolve(blank_pack, stage, settings), replace(resolve(blank_pack, stage, settings), lone=True)
     for image in pictures:
-        image.pixels = image.pixels.to(device) if image.pixels is not None else None
-    plain, lone = (registry.build(spec, device) for spec in specs)
+        image.pixels = image.pixels.to("cuda:0") if image.pixels is not None else None
+    plain, lone = (registry.build(spec, "cuda:0") for spec in specs)
     plain.load()
-    lone.load()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lone.load()
     assert [lone.run([image]) for image in pictures] == [plain.run([image]) for image in pictures]
     assert lone.run(pictures) == plain.run(pictures)
 
