@@ -97,11 +97,11 @@ def tune(
     """
     from daemon.config.values import read_text
     from daemon.measure.edit import keys_of, set_keys
-    from daemon.measure.tuner import TuningPlan, refuse_segments
+    from daemon.measure.tuner import TuningPlan, refuse_needless
     from daemon.measure.tuner import tune as search
 
     settings, file = read_config(config, needs_file=True), find_config(config)
-    refuse_segments(settings)
+    refuse_needless(settings)
     if images and not images.is_dir():
         raise typer.BadParameter(f"--images: there is no folder {images}")
     text = read_text(file) if file else ""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from daemon.config.sections import Section
 from daemon.config.values import ByteCount, Device, Place, check_slab
 from stages.contract.base import Limits
 from stages.registry.registry import BUILT_IN
+
+LATENCY = {"workers_per_device": 1, "threads_per_worker": 1}  # if prefer = "latency", unless they are set
 
 
 class SegmentTable(Section):
@@ -32,6 +34,12 @@ class PipelineSection(Section):
     mode: Literal["full", "cascade"] = Field(
         "full",
         description="full: run every stage. cascade: skip the stages that cannot change an image's bin any more.",
+    )
+    prefer: Literal["throughput", "latency"] = Field(
+        "throughput",
+        description="latency: for few images that somebody waits for: unless they are set, workers_per_device and "
+        "threads_per_worker are 1 and batch_size is 8, so no other batch delays an image on its GPU; and models are "
+        "prepared for single images. What `visiond tune` measured is not used. throughput: for many images.",
     )
     placement: Literal["auto", "replicated", "pipelined"] = Field(
         "auto",
@@ -163,6 +171,12 @@ class PipelineSection(Section):
         ge=256 << 20,
         description="Address space of a decoder. More together with a larger max_pixels.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prefer(cls, table: Any) -> Any:
+        prefers_latency = isinstance(table, dict) and table.get("prefer") == "latency"
+        return LATENCY | table if prefers_latency else table
 
     def limits(self) -> Limits:
         return Limits(self.max_pixels, self.max_aspect_ratio, self.decode_seconds, self.decode_bytes)

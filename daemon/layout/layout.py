@@ -204,7 +204,8 @@ class Layout:
         beside = [other for each in self.placement.segments for other in each.first_devices]
         share, spread = self.cores.share(first, beside), name_members(device)
         workers = beside.count(first)
-        specs = [msgspec.structs.replace(self.specs[stage], workers=workers) for stage in segment.stages]
+        own = {"workers": workers, "lone": settings.prefer == "latency"}
+        specs = [msgspec.structs.replace(self.specs[stage], **own) for stage in segment.stages]
         seen_as, environment = address_device(device, self.gpus, max(LEAST_CPU_THREADS, share))
         setup = Setup(
             name=f"{segment.name}/{number}",
@@ -261,7 +262,7 @@ def explain(error: Exception) -> str:
 def resolve_models(config: Config, gpus: list[Gpu]) -> dict[str, StageSpec]:
     """Each stage with its verified weights. Raises ModelsUnusable, ConfigError."""
     config, gpus = choose_dtypes(config, gpus), used_gpus(config, gpus)
-    batches = choose_batches(gpus)
+    batches = choose_batches(gpus, config.pipeline.prefer)
     overrides = {}
     for name in config.stage_names:
         section = getattr(config.stages, name).model_dump()

@@ -107,7 +107,7 @@ def _plan(table: SecondLook, spec: StageSpec, layout: Layout) -> LookPlan:
     segment = Segment((table.stage,), tuple(devices) * table.workers_per_device, f"second look {table.name}")
     # A look always runs its stage; and a GPU has one MPS server, and first looks use it.
     slab = layout.config.pipeline.slab_bytes or (GPU_SLAB if "cuda:" in "".join(devices) else CPU_SLAB)
-    changes = {"mode": "full", "mps": False, "slab_bytes": slab}
+    changes = {"mode": "full", "mps": False, "slab_bytes": slab, "prefer": "throughput"}
     settings = layout.config.pipeline.model_copy(update=changes)
     config = layout.config.model_copy(update={"pipeline": settings})
     placed = Placement((segment,), "")

@@ -8,11 +8,20 @@ from collections.abc import Sequence
 import msgspec
 
 from daemon.config.loading import Config
+from daemon.config.pipeline import LATENCY
 from daemon.core.hints import command
 from daemon.layout.layout import resolve_models, used_gpus, weights_of
 from daemon.layout.second_looks import lay_out
 from daemon.placement.devices import describe_gpu
-from daemon.placement.placement import CORES_PER_WORKER, WORKER_BYTES, Batches, Placement, Segment, plan
+from daemon.placement.placement import (
+    CORES_PER_WORKER,
+    LATENCY_BATCHES,
+    WORKER_BYTES,
+    Batches,
+    Placement,
+    Segment,
+    plan,
+)
 from daemon.placement.profile import Machine, TunedSettings, find_tuned
 from daemon.placement.recorded import find_rates
 from daemon.system.cores import Cores
@@ -61,6 +70,7 @@ def explain(config: Config) -> Explanation:
     seconds = [f"Second look {look.name}: {look.describe()}." for look in looks]
     sentences = [
         *_describe(layout.placement, specs, used),
+        *_prefer(config),
         *seconds,
         *_name(used),
         *_bind(layout.cores),
@@ -78,6 +88,7 @@ def explain_other(config: Config, gpus: list[Gpu]) -> Explanation:
     workers = sum(len(segment.devices) for segment in placement.segments)
     sentences = [
         *_describe(placement, specs, gpus),
+        *_prefer(config),
         f"That needs at least {workers * CORES_PER_WORKER} cores and {workers * WORKER_BYTES >> 30} GiB of the host's "
         "memory; with less there are fewer workers.",
         f"Expected rate: not known; only memory was considered. `{command('tune')}` measures it on that machine.",
@@ -90,7 +101,7 @@ def open_settings(config: Config) -> Config:
     """The configuration with everything that depends on the machine at its default."""
     pipeline = {
         "placement": "auto",
-        "workers_per_device": 0,
+        "workers_per_device": LATENCY["workers_per_device"] if config.pipeline.prefer == "latency" else 0,
         "devices": [],
         "segment": [],
         "min_free_gpu_bytes": 0,
@@ -137,6 +148,15 @@ def _describe(placement: Placement, specs: Sequence[StageSpec], gpus: Sequence[G
     if placement.limit:
         lines.append(f"Limit: {placement.limit}.")
     return lines
+
+
+def _prefer(config: Config) -> list[str]:
+    if config.pipeline.prefer == "throughput":
+        return []
+    return [
+        "Preference: latency. Unless they are set, that is one worker on each device, one batch at a time, and batches of up "
+        f"to {LATENCY_BATCHES.usual} images; models are prepared for single images, and `visiond tune` is not used."
+    ]
 
 
 def _name(gpus: Sequence[Gpu]) -> list[str]:

@@ -59,7 +59,7 @@ def tune(config: Config, order: TuningPlan, *, keep: bool, force: bool, say: Say
     gpus = list_gpus()
     config = select_devices(choose_dtypes(config, gpus), gpus)
     specs = resolve_models(config, gpus)
-    refuse_segments(config)
+    refuse_needless(config)
     used, host = used_gpus(config, gpus), Host.here()
     devices = config.pipeline.devices or [gpu.device for gpu in used] or ["cpu"]
     space = find_space(specs, used, host, len(devices))
@@ -111,8 +111,14 @@ def start_profile(config: Config, machine: Machine, sample: str) -> Profile:
     return Profile(machine=machine, sample=sample, made_on=time.strftime("%Y-%m-%d"))
 
 
-def refuse_segments(config: Config) -> None:
-    """Raises ConfigError."""
+def refuse_needless(config: Config) -> None:
+    """Raises ConfigError if nothing that is measured would be used."""
+    if config.pipeline.prefer == "latency":
+        raise ConfigError(
+            [
+                'pipeline.prefer: the tuner looks for the highest rate, not for the lowest latency. Set "throughput" first.'
+            ]
+        )
     if config.pipeline.segment:
         raise ConfigError(
             [

@@ -65,6 +65,8 @@ RATE_BY_WORKERS = (0.44, 0.78, 0.95, 1.0, 1.0)
 GPU_WORKERS = len(RATE_BY_WORKERS)  # at most on one GPU: a single interpreter does not keep an H200 busy
 SMALL_BATCHES = (Batches(16, 16), Batches(8, 8))  # where there is no memory for larger ones; not measured
 CPU_BATCH = 8
+# If prefer = "latency": YOLOv8n takes as long for sixteen images as for one.
+LATENCY_BATCHES = Batches(8, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +97,11 @@ class Placement:
     costs: Mapping[str, float] = field(default_factory=dict, compare=False)  # measured seconds, by stage
 
 
-def choose_batches(gpus: Sequence[Gpu]) -> Batches:
+def choose_batches(gpus: Sequence[Gpu], prefer: str = "throughput") -> Batches:
     """Those with which the GPUs together are fastest, of those for which each has the memory. Without GPUs they are for a
-    CPU."""
+    CPU. prefer: as in [pipeline]."""
+    if prefer == "latency":
+        return LATENCY_BATCHES
     if not gpus:
         return Batches(CPU_BATCH, CPU_BATCH)
 

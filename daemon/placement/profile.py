@@ -157,7 +157,12 @@ def apply(config: Config, profile: Profile, gpus: Sequence[Gpu]) -> tuple[Config
     gpus: those that are used.
     """
     section, best = config.pipeline, profile.best
-    if not best or section.segment or section.placement not in ("auto", best.settings.placement):
+    if (
+        not best
+        or section.segment
+        or section.prefer == "latency"
+        or section.placement not in ("auto", best.settings.placement)
+    ):
         return None
     tuned = best.settings
     set_batches = {name: getattr(config.stages, name).batch_size for name in tuned.batches}

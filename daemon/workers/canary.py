@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from daemon.core.messages import Batch, Item, Setup
+from daemon.core.messages import Batch, Item, Outcome, Setup
 from daemon.workers.chain import Chain
 from daemon.workers.judging import find_faults
 from daemon.workers.known_images import VERSION, draw_known
@@ -86,7 +86,7 @@ class Canary:
         pictures = draw_known(self._chain.setup.limits)
         ends = itertools.accumulate(map(len, pictures))
         items = [Item(end - len(data), len(data), {}) for end, data in zip(ends, pictures, strict=True)]
-        outcomes = self._chain.run(Batch(0, items), memoryview(b"".join(pictures)), whole=True).outcomes
+        outcomes = self._run(items, memoryview(b"".join(pictures)))
         with self._lock:
             self._seconds = self._clock() - began_at
         if any(outcome.reason == Reason.MEMORY for outcome in outcomes):
@@ -103,6 +103,14 @@ class Canary:
                 self._reference = self._agree(answers)
             self._looked = True
             return find_faults(specs, answers, self._reference, sizes, errors)
+
+    def _run(self, items: list[Item], known: memoryview) -> list[Outcome]:
+        """Where images come alone, so do the known ones: what is prepared for a size of batch is then ready for the first
+        image."""
+        is_alone = any(spec.lone for spec in self._chain.setup.stages)
+        batches = [[item] for item in items] if is_alone else [items]
+        replies = [self._chain.run(Batch(0, batch), known, whole=True) for batch in batches]
+        return [outcome for reply in replies for outcome in reply.outcomes]
 
     def _agree(self, answers: list[dict[str, bytes]]) -> list[dict[str, bytes]]:
         """The reference that all workers with these models have: the first one of them that asks writes it. Without a file,

@@ -13,6 +13,7 @@ from stages.clip.descriptor import Clip
 from stages.clip.embeddings import TextTower, decode_embedding, load_tower
 from stages.contract.base import UNFAMILIAR, Image, ImageError, Reason, Result
 from stages.images.devices import dtype_of, hold_device
+from stages.pretrained.recording import recording_single
 from stages.pretrained.vision import VisionStage
 
 
@@ -41,7 +42,11 @@ class CaptionStage(VisionStage[Tensor]):
         folder = self.spec.files.get("clip")
         if folder is None:
             return None
-        return load_tower(folder, dtype_of(self.spec), self.device)
+        tower = load_tower(folder, dtype_of(self.spec), self.device)
+        with hold_device(self.lock), recording_single(self.spec, self.device) as records:
+            if records:
+                tower.run_single()
+        return tower
 
     def _compare(self, captions: list[str], images: Sequence[Image]) -> list[Caption | ImageError]:
         """Each caption with its cosine similarity to the image, if the CLIP stage has embedded the image."""

@@ -7,6 +7,7 @@ BlipForConditionalGeneration.generate: the tests check that its greedy captions 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from stages.contract.base import StageSpec
 from stages.contract.options import read_options
 from stages.images.devices import dtype_of, hold_device, pad_batch
 from stages.pretrained.checkpoints import load_part, load_tokenizer
+from stages.pretrained.recording import Recorded
 from stages.pretrained.vision import speed_up_patches
 
 
@@ -50,6 +52,7 @@ class BlipStage(CaptionStage):
             and model.config.vision_config.hidden_act == "gelu"
         ):
             speed_up_mlp(self.vision)
+        self.embed = Recorded(partial(embed_image, self.vision))
         self.tower = self.load_tower()
         with hold_device(self.lock):
             self.captioner = self._make_captioner(model)
@@ -59,7 +62,7 @@ class BlipStage(CaptionStage):
     def forward(self, pixels: Sequence[Tensor]) -> Tensor:
         """Token ids of the captions on the host, without the beginning-of-text token,
         which is the same for all."""
-        embedded = embed_image(self.vision, pad_batch(self.prepare(pixels), self.spec.batch_size))
+        embedded = self.embed(pad_batch(self.prepare(pixels), self.spec.batch_size))
         return self.captioner(embedded[: len(pixels)])[:, 1:]
 
     def _make_captioner(self, model: BlipForConditionalGeneration) -> Captioner:

@@ -14,6 +14,7 @@ from stages.clip.descriptor import CHATTING, TOWERS, Embedding
 from stages.contract.base import StageUnusable
 from stages.images.devices import split_batches
 from stages.pretrained.checkpoints import load_known, load_tokenizer
+from stages.pretrained.recording import Recorded
 
 TEXTS_AT_ONCE = 256
 LONGEST = 8192  # tokens of a text, of a chat model
@@ -41,6 +42,13 @@ class TextTower:
         self.scale = model.logit_scale.exp().item()
         self.bias = model.logit_bias.item() if self.full_length else None
         self.device = model.device
+        self._features = Recorded(lambda tokens: self.model(input_ids=tokens).pooler_output)
+
+    def run_single(self) -> None:
+        """Embed one text of each length that `tokenize` makes."""
+        widths = range(TOKENS_ALIGNED_TO, self.longest + TOKENS_ALIGNED_TO, TOKENS_ALIGNED_TO)
+        for width in [self.longest] if self.full_length else [min(width, self.longest) for width in widths]:
+            self.embed({"input_ids": torch.zeros(1, width, dtype=torch.long)})
 
     def tokenize(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Token ids [texts, tokens] on the host. A text that is too long for the model is truncated."""
@@ -66,7 +74,9 @@ class TextTower:
     def embed(self, tokens: Mapping[str, Tensor]) -> Tensor:
         """Unit embeddings [texts, dim] in float32. CLIP's tower is causal,
         so padding after a text changes nothing."""
-        features = self.model(**{name: part.to(self.device) for name, part in tokens.items()}).pooler_output
+        given = {name: part.to(self.device) for name, part in tokens.items()}
+        alone = given.keys() == {"input_ids"}
+        features = self._features(given["input_ids"]) if alone else self.model(**given).pooler_output
         return F.normalize(self.projection(features).float(), dim=-1)
 
 
@@ -87,6 +97,9 @@ class ChatTower(TextTower):
         asked = self.tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
         options = {"truncation": True, "max_length": LONGEST, "padding": True, "padding_side": "right"}
         return dict(self.tokenizer(asked, **options, return_tensors="pt"))
+
+    def run_single(self) -> None:
+        """None of its lengths is usual."""
 
     def find_probabilities(self, cosines: Tensor) -> Tensor | None:
         return None

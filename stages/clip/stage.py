@@ -21,6 +21,7 @@ from stages.contract.base import UNFAMILIAR, Image, ImageError, Result
 from stages.contract.descriptor import KnownModel
 from stages.contract.options import read_options
 from stages.images.devices import hold_device, pad_batch
+from stages.pretrained.recording import Recorded
 from stages.pretrained.vision import VisionStage, speed_up_patches
 
 TEMPLATE, SIGMOID_TEMPLATE = "a photo of a {}", "This is a photo of {}."
@@ -33,6 +34,7 @@ class ClipStage(VisionStage[tuple[Tensor, Tensor, Tensor]]):
         self.options, folder = read_options(self.spec, ClipOptions), self.spec.files["model"]
         model = self.load_vision_model()
         self.vision = self.speed_up(model.vision_model)
+        self.tower = Recorded(lambda pixels: self.vision(pixel_values=pixels).pooler_output)
         # SigLIP's vision tower ends with its projection.
         self.projection = getattr(model, "visual_projection", nn.Identity())
         self.labels = self._read_labels()
@@ -73,10 +75,7 @@ class ClipStage(VisionStage[tuple[Tensor, Tensor, Tensor]]):
 
     def embed(self, pixels: Sequence[Tensor]) -> Tensor:
         """The vision tower's answer for each image, [images, dim], before its projection."""
-        features: Tensor = self.vision(
-            pixel_values=pad_batch(self.prepare(pixels), self.spec.batch_size)
-        ).pooler_output
-        return features[: len(pixels)]
+        return self.tower(pad_batch(self.prepare(pixels), self.spec.batch_size))[: len(pixels)]
 
     def speed_up(self, vision: Any) -> Any:
         speed_up_patches(vision)

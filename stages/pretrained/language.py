@@ -24,7 +24,7 @@ from stages.pretrained.checkpoints import first_line, load_part, outline_known
 from stages.pretrained.lanczos import make_exact, resize_by_lanczos, uses_lanczos
 from stages.pretrained.packing import pack_images
 from stages.pretrained.questions import Questions
-from stages.pretrained.recording import CudaRecorder, Recorder
+from stages.pretrained.recording import Recorder, choose_recorder
 from stages.pretrained.spreading import measure_free
 from stages.pretrained.steps import DRY_RUN_TOKENS, RecordedSteps, is_steady
 from stages.pretrained.vision import BLANK_SIZE, VisionStage
@@ -164,10 +164,6 @@ class LanguageStage(VisionStage[Tensor]):
         # What `generate` repeats first: the prompt, or the token with which a decoder starts that has an encoder.
         before = 1 if self.model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
         return tokens[:, before:].cpu()
-
-
-def choose_recorder(device: str) -> Recorder | None:
-    return CudaRecorder(device) if device.startswith("cuda") else None
 
 
 def load_processor(folder: str, kind: Any = AutoProcessor) -> Any:

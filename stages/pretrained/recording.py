@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import gc
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Protocol
 
 import torch
+from torch import Tensor
+
+from stages.contract.base import StageSpec
+from stages.images.devices import device_errors
 
 TRIALS = 2  # libraries initialize themselves during the first runs, which cannot be recorded
 
@@ -55,6 +61,65 @@ class CudaRecorder:
                 rewind()
                 work()
         current.wait_stream(self.stream)
+
+
+def choose_recorder(device: str) -> Recorder | None:
+    return CudaRecorder(device) if device.startswith("cuda") else None
+
+
+_recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+
+
+@contextmanager
+def recording_single(spec: StageSpec, device: str) -> Iterator[bool]:
+    """For a part of `load` that runs single images while the device is held: what is Recorded is recorded. Yields whether
+    that is so, as the stage is to be fast for single images, on a GPU."""
+    recorder = choose_recorder(device) if spec.lone else None
+    token = _recorder.set(recorder)
+    try:
+        yield recorder is not None
+    finally:
+        _recorder.reset(token)
+
+
+class Recorded:
+    """A function of a batch that has recordings for single images of some shapes: for one image, Python takes longer to start
+    the kernels than a GPU to run them. It runs as before for all others.
+
+    The answer to a single image is overwritten by the next one's."""
+
+    def __init__(self, work: Callable[[Tensor], Tensor]) -> None:
+        self.work = work
+        # By shape: the memory of the input, what repeats the work, and the memory of the answer.
+        self.recordings: dict[torch.Size, tuple[Tensor, Callable[[], None], Tensor]] = {}
+
+    def __call__(self, batch: Tensor) -> Tensor:
+        if (recorder := _recorder.get()) and len(batch) == 1 and batch.shape not in self.recordings:
+            self._record(batch, recorder)
+        if not (recording := self.recordings.get(batch.shape)):
+            return self.work(batch)
+        given, replay, answer = recording
+        given.copy_(batch)
+        replay()
+        return answer
+
+    def _record(self, batch: Tensor, recorder: Recorder) -> None:
+        given, answers = batch.clone(), [batch]
+
+        def work() -> None:
+            answers[0] = self.work(given)
+
+        try:
+            self.recordings[batch.shape] = given, recorder.record(work, lambda: None), answers[0]
+        except RuntimeError as error:  # no memory, or work that waits for the GPU
+            if batch.is_cuda:
+                with device_errors():
+                    torch.cuda.synchronize(batch.device)
+            [problem, *_] = str(error).splitlines() or [repr(error)]
+            message = (
+                f"single images take longer, as work on them cannot be recorded as a CUDA graph: {problem}"
+            )
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from stages.images.devices import dtype_of, hold_device, pixels_of, split_batche
 from stages.images.resize import ImageProcessor
 from stages.pretrained.checkpoints import load_known, load_part
 from stages.pretrained.familiarity import FamiliarityModel, KnowsAll, load_familiarity
+from stages.pretrained.recording import recording_single
 
 Output = TypeVar("Output")
 
@@ -67,6 +68,9 @@ class VisionStage(Stage, Generic[Output]):
         """Run black images. Call it while the device is held."""
         blank = torch.zeros(3, *BLANK_SIZE, dtype=torch.uint8, device=self.device)
         self.forward([blank] * warm_up_size(self.device, self.spec.batch_size))
+        with recording_single(self.spec, self.device) as records:
+            if records:
+                self.forward([blank])
         synchronize(self.device)
 
     def forward_batches(self, images: Sequence[Image]) -> Iterator[tuple[Sequence[Image], Output]]:

@@ -27,6 +27,7 @@ from stages.images.devices import (
     warm_up_size,
 )
 from stages.pretrained.familiarity import load_familiarity
+from stages.pretrained.recording import Recorded, recording_single
 from stages.yolo.descriptor import Objects, YoloOptions
 from stages.yolo.letterbox import Letterbox, fill_canvases, fill_with_kernel
 from stages.yolo.network import convolutions_with_silu, speed_up_convolutions
@@ -34,6 +35,8 @@ from stages.yolo.objects import describe
 from stages.yolo.recognition import has_name
 from stages.yolo.suppression import keep_confident, select, suppress
 from stages.yolo.weights import load_network
+
+PROPORTIONS = ((1, 1), (3, 4), (4, 3), (2, 3), (3, 2), (9, 16), (16, 9))  # height and width of usual images
 
 
 class YoloStage(Stage):
@@ -58,6 +61,7 @@ class YoloStage(Stage):
         if self.size % stride:
             raise StageUnusable(f"yolo: imgsz is {self.size}; choose a multiple of {stride}.")
         self.model.fold_norms()
+        self.network = Recorded(self.model)
         with device_errors():
             self.model.to(self.device, dtype).to(memory_format=torch.channels_last)
         self.dtype = dtype
@@ -72,6 +76,10 @@ class YoloStage(Stage):
         count = warm_up_size(self.device, self.spec.batch_size)
         with hold_device(self.lock):
             self._forward([blank] * count, [Letterbox.fit(self.size, self.size, self.size, stride)] * count)
+            with recording_single(self.spec, self.device) as records:
+                for height, width in PROPORTIONS if records else ():
+                    box = Letterbox.fit(100 * height, 100 * width, self.size, stride)
+                    self._forward([blank], [box])
             synchronize(self.device)
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
@@ -92,7 +100,7 @@ class YoloStage(Stage):
     def _forward(self, pixels: Sequence[Tensor], boxes: Sequence[Letterbox]) -> Tensor:
         """The network's predictions on the host, without most of those that suppression would drop."""
         canvases = pad_batch(fill_canvases(pixels, boxes, self.dtype), self.spec.batch_size)
-        predictions: Tensor = self.model(canvases)[: len(pixels)]
+        predictions = self.network(canvases)[: len(pixels)]
         return (
             predictions if self.model.is_end_to_end else keep_confident(predictions, self.options.conf)
         ).cpu()

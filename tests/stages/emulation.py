@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.generation import CompileConfig, GenerationMixin
 
-from stages.pretrained import language
+from stages.pretrained import language, recording
 
 TO_HOST = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
 
@@ -107,6 +107,7 @@ def emulate_recordings() -> Iterator[EmulatedRecorder]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOKENIZERS_PARALLELISM", "0")  # transformers sets it; this puts it back
-        patch.setattr(language, "choose_recorder", lambda _: recorder)
+        for module in (language, recording):
+            patch.setattr(module, "choose_recorder", lambda _: recorder)
         patch.setattr(GenerationMixin, "_valid_auto_compile_criteria", decide_as_on_a_gpu)
         yield recorder

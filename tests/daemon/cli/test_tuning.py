@@ -300,3 +300,14 @@ def test_the_plan_of_another_machine_claims_no_rate(tmp_path: Path) -> None:
     assert planned["images_per_second"] is None
     assert {"segments", "why", "batches", "limit"} <= planned.keys()
     assert place.command("plan", "--gpus", "4xB9000").returncode == os.EX_USAGE
+
+
+def test_the_plan_says_what_a_preference_for_latency_means(tmp_path: Path) -> None:
+    place = make_place(tmp_path, batch=0)
+    sentence = "Preference: latency. Unless they are set"
+    assert sentence not in place.command("plan").stdout
+    place.configure({"pipeline": {"prefer": "latency", "workers_per_device": 0}})
+    assert "the tuner looks for the highest rate" in tune(place).stderr.replace("\n", " ")
+    told = place.command("plan", "--gpus", "H200").stdout
+    assert sentence in told
+    assert "Batches: up to 8 images." in told

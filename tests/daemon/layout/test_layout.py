@@ -1,4 +1,4 @@
-"""The configuration applied to a machine: the precision of each model."""
+"""The configuration applied to a machine: the precision of each model, and what it prefers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 
 from daemon.config.loading import parse
 from daemon.core.errors import ConfigError
-from daemon.layout.layout import resolve_models, weights_of
+from daemon.layout.layout import Layout, resolve_models, weights_of
 from daemon.layout.second_looks import resolve_looks
 from daemon.system.gpus import Gpu
+from daemon.system.host import Host
 from stages.contract.base import StageSpec
 from tests.stages import readers
 
@@ -84,3 +85,40 @@ def test_smaller_weights_count_as_a_part_of_their_files(reader: Path) -> None:
     ]
     whole, *small = weights_of(specs).values()
     assert [size / whole for size in small] == pytest.approx([0.5, 0.3], rel=1e-4)
+
+
+def find_settings(folder: Path, pipeline: dict[str, Any], **ocr: int) -> dict[str, Any]:
+    """Of the worker, on an H100, of a daemon with fake stages."""
+    stages: dict[str, dict[str, Any]] = {
+        name: {"backend": "fake"} for name in ("ocr", "yolo", "clip", "blip")
+    }
+    stages["ocr"] |= ocr
+    made = Layout.of(parse({"pipeline": pipeline, "stages": stages}, folder), gpus=[make_gpu("9.0")])
+    [segment] = made.placement.segments
+    setup, _ = made.set_up(segment, 0, 1 << 20)
+    return {
+        "workers": len(segment.devices),
+        "threads": setup.threads,
+        "batches": [spec.batch_size for spec in setup.stages],
+        "lone": {spec.lone for spec in setup.stages},
+    }
+
+
+@pytest.mark.parametrize("pipeline", [{}, {"prefer": "throughput"}])
+def test_by_default_a_gpu_has_several_workers_with_large_batches(
+    pipeline: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Host, "here", lambda *_: Host(cores=16, free_bytes=100 * GIB))
+    settings = {"workers": 5, "threads": 2, "batches": [128] * 4, "lone": {False}}
+    assert find_settings(tmp_path, pipeline) == settings
+
+
+def test_for_latency_a_device_has_one_worker_with_one_small_batch_at_a_time(tmp_path: Path) -> None:
+    settings = {"workers": 1, "threads": 1, "batches": [8] * 4, "lone": {True}}
+    assert find_settings(tmp_path, {"prefer": "latency"}) == settings
+
+
+def test_what_is_set_beside_a_preference_wins(tmp_path: Path) -> None:
+    settings = {"workers": 3, "threads": 2, "batches": [32, 8, 8, 8], "lone": {True}}
+    pipeline = {"prefer": "latency", "workers_per_device": 3, "threads_per_worker": 2}
+    assert find_settings(tmp_path, pipeline, batch_size=32) == settings

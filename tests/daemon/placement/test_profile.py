@@ -103,6 +103,10 @@ def test_memory_in_use_does_not_make_it_another_machine() -> None:
     assert Machine.of([make_gpu(free=GIB)], 16, SPECS) == MACHINE
 
 
+def test_what_was_measured_is_for_throughput() -> None:
+    assert apply(configure(pipeline={"prefer": "latency"}), PROFILE_OF_5, [make_gpu()]) is None
+
+
 def test_auto_takes_the_best_settings_and_says_so() -> None:
     config, why = use(configure(), make_gpu())
     assert (config.pipeline.placement, config.pipeline.workers_per_device) == ("replicated", 5)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from daemon.core.messages import Batch, Item, Setup
+from daemon.core.messages import Batch, Item, Reply, Setup
 from daemon.workers.canary import PAUSE_SECONDS, REPEATS, REST, SHARE, Canary, read_reference
 from daemon.workers.chain import Chain
 from daemon.workers.known_images import draw_known
@@ -302,3 +302,19 @@ def test_no_known_image_is_larger_than_an_image_may_be(most: int) -> None:
     headers = [inspect(memoryview(file), limits) for file in draw_known(limits)]
     assert {header.format for header in headers} == {"JPEG", "PNG"}, "both ways to decode"
     assert all(header.width * header.height <= most for header in headers)
+
+
+@pytest.mark.parametrize(("lone", "sizes"), [(True, [1] * PICTURES), (False, [PICTURES])])
+def test_where_images_come_alone_known_images_do_too(
+    lone: bool, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain, batches = open_chain(StageSpec("ocr", "fake", lone=lone)), []
+    run = chain.run
+
+    def note(batch: Batch, *arguments: Any, **options: Any) -> Reply:
+        batches.append(len(batch.items))
+        return run(batch, *arguments, **options)
+
+    monkeypatch.setattr(chain, "run", note)
+    assert Canary(chain).look() == {}
+    assert batches == sizes

@@ -147,6 +147,17 @@ async def test_a_batch_takes_what_waits_when_a_slot_is_free() -> None:
     assert pool.batches == [3, 2]
 
 
+async def test_no_batch_waits_to_be_filled() -> None:
+    """Nothing passes the time here, so a lane that waits for more images would send none."""
+    pool, pipeline = FakePool(), FakePipeline()
+    lane = open_lane(pool, batch_size=8)
+    async with running(lane, pipeline):
+        for images in range(1, 4):
+            await fill(lane, 1)
+            await settle()
+            assert pool.batches == [1] * images
+
+
 @pytest.mark.parametrize("drop", [5, 50, 100])
 async def test_after_a_batch_that_took_too_long_batches_begin_small_and_grow_again(
     drop: int, monkeypatch: pytest.MonkeyPatch

@@ -16,14 +16,16 @@ from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, GemmaToke
 from transformers.tokenization_utils_base import generate_merges
 
 from stages.clip.descriptor import FLEXIBLE, MODELS, TOWERS, Clip
-from stages.clip.embeddings import TextTower, decode_embedding
-from stages.contract.base import Image, StageUnusable
+from stages.clip.embeddings import TextTower, decode_embedding, load_tower
+from stages.contract.base import Image, StageSpec, StageUnusable
 from stages.contract.manifest import digest_folder
 from stages.pretrained.checkpoints import load_known, load_tokenizer
+from stages.pretrained.recording import recording_single
 from stages.registry.registry import build
 from stages.weights.packs import fingerprint, open_pack, resolve
 from tests.stages import checkpoints
 from tests.stages.checkpoints import Make, made_once
+from tests.stages.emulation import emulate_recordings
 from tests.stages.pictures import draw_image
 
 TYPES = [model.type for model in (*MODELS, *FLEXIBLE)]
@@ -223,3 +225,17 @@ def test_a_tokenizer_without_a_pad_token_is_refused(make_folder: Make, tmp_path:
         StageUnusable, match=r"the tokenizer in .* has no pad_token, .* for CLIP to its eos_token"
     ):
         run(folder, tmp_path / "models", [])
+
+
+@pytest.mark.parametrize("kind", [model.type for model in MODELS])
+def test_a_single_text_is_embedded_by_a_recording(kind: str, make_folder: Make) -> None:
+    tower = load_tower(str(make_folder(kind)), torch.float32, "cpu")
+    spec = StageSpec("blip", "transformers", lone=True)
+    with torch.inference_mode(), emulate_recordings() as recorder:
+        expected = [tower.embed_texts([text]) for text in LABELS]
+        with recording_single(spec, "cpu"):
+            tower.run_single()
+        replays, has_mask = recorder.replays, len(tower.tokenize(LABELS)) > 1
+        for text, answer in zip(LABELS, expected, strict=True):
+            assert torch.equal(tower.embed_texts([text]), answer)
+        assert recorder.replays == replays + (0 if has_mask else len(LABELS))

@@ -1,15 +1,31 @@
-"""Recordings of GPU work, beside garbage of earlier models."""
+"""Recordings of GPU work: of single images, and beside garbage of earlier models."""
 
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 from collections.abc import Iterator
 
 import pytest
 import torch
+from msgspec.structs import replace
+from torch import Tensor
 
-from stages.pretrained.recording import CudaRecorder, without_collection
+from stages.contract.base import Image, StageSpec
+from stages.pretrained.recording import CudaRecorder, Recorded, recording_single, without_collection
+from stages.registry import registry
+from stages.weights.packs import Pack, resolve
+from tests.stages.emulation import emulate_recordings
+from tests.stages.pictures import draw_image
+
+LONE = StageSpec("clip", "transformers", lone=True)
+
+
+@pytest.fixture
+def pictures() -> list[Image]:
+    """Of usual proportions."""
+    return [draw_image(640, 480, seed) for seed in range(3)]
 
 
 class Model:
@@ -65,3 +81,76 @@ def test_the_graphs_of_an_earlier_model_end_no_recording(collect_often: None) ->
     replay = recorder.record(add, total.zero_)
     replay()
     assert total.item() == 1
+
+
+@pytest.mark.parametrize("stage", ["yolo", "clip", "blip"])
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_on_a_gpu_a_stage_for_single_images_answers_each_as_before(
+    stage: str, blank_pack: Pack, pictures: list[Image]
+) -> None:
+    settings = {"dtype": "float32", "batch_size": 4}
+    specs = resolve(blank_pack, stage, settings), replace(resolve(blank_pack, stage, settings), lone=True)
+    for image in pictures:
+        image.pixels = image.pixels.to("cuda:0") if image.pixels is not None else None
+    plain, lone = (registry.build(spec, "cuda:0") for spec in specs)
+    plain.load()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lone.load()
+    assert [lone.run([image]) for image in pictures] == [plain.run([image]) for image in pictures]
+    assert lone.run(pictures) == plain.run(pictures)
+
+
+@pytest.mark.parametrize("stage", ["yolo", "clip", "blip"])
+def test_a_stage_for_single_images_records_the_work_on_one(
+    stage: str, blank_pack: Pack, pictures: list[Image]
+) -> None:
+    spec = resolve(blank_pack, stage, {"dtype": "float32", "batch_size": 4})
+    plain = registry.build(spec, "cpu")
+    with emulate_recordings() as recorder:
+        plain.load()
+        assert not recorder.records
+        lone = registry.build(replace(spec, lone=True), "cpu")
+        lone.load()
+        recorded, replays = recorder.records, recorder.replays
+        assert recorded
+        for count, image in enumerate(pictures, replays + 1):
+            assert lone.run([image]) == plain.run([image])
+            assert recorder.replays == count
+        assert lone.run(pictures) == plain.run(pictures)
+        assert (recorder.records, recorder.replays) == (recorded, replays + len(pictures))
+
+
+def test_only_single_images_are_recorded_and_only_while_a_stage_loads() -> None:
+    double = Recorded(lambda batch: 2 * batch)
+    with emulate_recordings() as recorder:
+        double(torch.ones(1, 3))
+        with recording_single(LONE, "cpu"):
+            double(torch.ones(2, 3))
+        with recording_single(replace(LONE, lone=False), "cpu"):
+            double(torch.ones(1, 3))
+        assert not recorder.records
+        with recording_single(LONE, "cpu"):
+            double(torch.ones(1, 3))
+        assert recorder.records == 1
+        assert torch.equal(double(torch.full((1, 3), 4.0)), torch.full((1, 3), 8.0))
+        assert torch.equal(double(torch.ones(1, 5)), torch.full((1, 5), 2.0))
+        assert (recorder.records, recorder.replays) == (1, 2)
+
+
+def test_work_that_cannot_be_recorded_runs_as_before() -> None:
+    def shift(batch: Tensor) -> Tensor:
+        return batch + batch.max().item()
+
+    work = Recorded(shift)
+    with (
+        emulate_recordings(),
+        pytest.warns(RuntimeWarning, match="cannot be recorded .*copies to the host") as caught,
+    ):
+        with recording_single(LONE, "cpu"):
+            work(torch.ones(1, 3))
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(work(torch.ones(1, 3)), torch.full((1, 3), 2.0))
