@@ -15,8 +15,10 @@ import typer
 from daemon.core.errors import MissingLibrary, NotWritable, WrongArgument
 from daemon.core.hints import quantity
 from daemon.system.gpus import Gpu, list_gpus
+from daemon.system.signals import INTERRUPTED
 from daemon.terminal.display import errors, printable
 from daemon.terminal.options import ConfigOption, flag, option, read_config
+from daemon.terminal.progress import LATE_SECONDS, Progress
 
 if TYPE_CHECKING:
     from daemon.config.loading import Config
@@ -270,7 +272,13 @@ def find_data(task: Task, options: Options, config: Config) -> Data:
 
     if options.labels:
         folder = options.images or (options.labels if options.labels.is_dir() else options.labels.parent)
-        data = read_file(options.labels, folder, KINDS[task], options.held_out)
+        _say("Decoding each image once, so that a broken one does not stop the training later.")
+        try:
+            with Progress("images", after=LATE_SECONDS) as progress:
+                data = read_file(options.labels, folder, KINDS[task], options.held_out, progress.step)
+        except KeyboardInterrupt:
+            errors.print("Stopped before the training began; nothing was written.")
+            raise typer.Exit(INTERRUPTED) from None
     else:
         with open_reader(config) as reader:
             data = read_store(LabelStore(config.state.path), reader, KINDS[task], options.held_out)
