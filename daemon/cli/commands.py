@@ -6,6 +6,7 @@ Typer keeps the line breaks of the others, so these are short enough for a termi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -156,12 +157,13 @@ def reload(config: ConfigOption = None, as_json: JsonOption = False) -> None:
             print(f"Restart the daemon for these: {', '.join(done.waiting)}.")
 
 
-def gpus(as_json: JsonOption = False) -> None:
+def gpus(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """List the GPUs with memory, compute capability, load, processes and UUID.
 
     [pipeline] devices in daemon.toml takes the device, the UUID or part of the
     name. Of a GPU that is divided by MIG, its MIG devices are listed. --json
-    also has sensors, multiprocessors and the limits of a block of threads.
+    also has sensors, multiprocessors, the limits of a block of threads, and
+    what the workers of a running daemon have allocated and cached.
 
     Examples:
       visiond gpus
@@ -170,13 +172,19 @@ def gpus(as_json: JsonOption = False) -> None:
     import msgspec
 
     from daemon.system.gpus import list_gpus, read_attributes
+    from daemon.terminal.control import ask_status
 
     found = list_gpus()
     if as_json:
-        attributes = read_attributes()
-        print_json(
-            [msgspec.to_builtins(gpu) | attributes.get(gpu.uuid.partition("-")[2], {}) for gpu in found]
-        )
+        attributes, snapshot = read_attributes(), None
+        with contextlib.suppress(VisiondError):
+            snapshot = ask_status(read_roughly(config)[0])
+        documents = []
+        for gpu in found:
+            allocated, cached = snapshot.memory_on(gpu.uuid) if snapshot else (None, None)
+            document = msgspec.to_builtins(gpu) | attributes.get(gpu.uuid.partition("-")[2], {})
+            documents.append(document | {"allocated_bytes": allocated, "cached_bytes": cached})
+        print_json(documents)
     elif not found:
         print("No NVIDIA GPU is visible; stages run on the CPU.")
     else:

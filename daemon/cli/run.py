@@ -4,7 +4,6 @@ compare`, another model on a sample of those that are done."""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,8 +38,6 @@ from daemon.terminal.progress import LATE_SECONDS, Progress
 
 if TYPE_CHECKING:
     from daemon.comparison.comparing import ModelComparison
-    from daemon.config.loading import Config
-    from daemon.maintenance.keeping import ModelAnswers
 
 LISTED = 10  # images that change most
 MOST_SAMPLE = 100_000  # images whose answers are in memory
@@ -151,9 +148,9 @@ def compare(
     answers against the stored ones: the share that would change, with the
     range that holds it 95 of 100 times, the images that change most, and
     how many images a redo would compute, with its hours and energy. Results
-    stay as they are. The new answers are kept, also after Ctrl-C or an
-    error: neither a later redo with this model nor this command computes
-    them again.
+    stay as they are. The new answers are kept every few seconds: neither a
+    later redo with this model nor this command computes them again, also
+    after Ctrl-C, an error or a crash.
 
     Examples:
       visiond compare --stage yolo --model rf-detr-small
@@ -165,43 +162,32 @@ def compare(
     from daemon.comparison.verdict import Prices, as_document, describe, say_what_next
     from daemon.ledger.records import open_reader
     from daemon.results.datasets import check_target
+    from daemon.terminal.control import keep_answers
 
     named = read_changes(model, changes or [])
     settings = read_changed(config, stage, named)
     if page:
         check_target(settings, page, find_config(config))
         pages.check_page(page, settings, force=force)
-    troubles: list[VisiondError] = []  # raised after what was found is printed
     with open_reader(settings) as reader, Progress("images", after=LATE_SECONDS) as progress:
-        keep = partial(_keep, settings, troubles)
+        keep = partial(keep_answers, settings)
         found = compare_answers(settings, stage, reader, sample, seed, progress.begin, progress.step, keep)
+    trouble = found.run.trouble  # raised after what was found is printed
     prices = Prices(price_per_kwh, price_per_hour)
     lines = [*describe(found, prices, seed), *say_what_next(found, named)]
     try:
         if page:
             pages.write_page(page, settings, found, lines, force=force)
     except VisiondError as error:
-        page = None
-        troubles.append(error)
+        page, trouble = None, trouble or error
     if as_json:
         print_json(as_document(found, prices))
     else:
         _print_comparison(found, lines, page)
-    if troubles:
-        raise troubles[0]
+    if trouble:
+        raise trouble
     if found.run.stop:
         raise typer.Exit(SHELL_OFFSET + found.run.stop)
-
-
-def _keep(settings: Config, troubles: list[VisiondError], groups: Sequence[ModelAnswers]) -> int:
-    """How many answers were kept. troubles: gets the error that has kept back the others."""
-    from daemon.terminal import control
-
-    try:
-        return control.keep_answers(settings, groups) if settings.pipeline.reuse_results else 0
-    except VisiondError as error:
-        troubles.append(error)
-        return 0
 
 
 def _print_comparison(found: ModelComparison, lines: list[str], page: Path | None) -> None:

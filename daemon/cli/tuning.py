@@ -14,17 +14,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import anyio
+import msgspec
 import typer
 
-from daemon.core.errors import ConfigError, NotWritable
+from daemon.core.errors import ConfigError, NotWritable, WrongArgument
 from daemon.core.hints import command, quantity
 from daemon.system.signals import INTERRUPTED, ORDERS, interruptible
 from daemon.terminal.display import console, errors, print_json, print_table, printable
-from daemon.terminal.options import ConfigOption, JsonOption, find_config, flag, option, read_config
+from daemon.terminal.options import (
+    ConfigOption,
+    JsonOption,
+    WandbOption,
+    check_trackers,
+    find_config,
+    flag,
+    option,
+    read_config,
+)
 
 if TYPE_CHECKING:
     from daemon.config.loading import Config
     from daemon.measure.throwaway import Say
+    from daemon.measure.tuner import Report, TuningPlan
     from daemon.placement.profile import Profile, Trial
     from daemon.system.gpus import Gpu
     from daemon.workers.compiler import CompileProgress, Want
@@ -81,6 +92,7 @@ def tune(
         bool, flag("--dry-run", help="Write nothing; print how daemon.toml would change.")
     ] = False,
     force: Annotated[bool, flag("--force", help="Measure although a daemon is running.")] = False,
+    wandb: WandbOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Find the fastest placement, number of workers and batch sizes.
@@ -109,8 +121,12 @@ def tune(
         refuse_early(file, lambda: set_keys(text, {("pipeline", "workers_per_device"): 1}), dry_run=dry_run)
     order = TuningPlan(images.absolute() if images else None, count, seconds)
     errors.print("Each setting starts a daemon and measures it. Ctrl-C stops at any time.")
-    with stoppable(settings, keep=not dry_run) as check, progress(check) as say:
-        profile = search(settings, order, keep=not dry_run, force=force, say=say, report=print_trial)
+    with (
+        stoppable(settings, keep=not dry_run) as check,
+        progress(check) as say,
+        reporting(settings, order, send=wandb) as report,
+    ):
+        profile = search(settings, order, keep=not dry_run, force=force, say=say, report=report)
     best = profile.best
     assert best
     if as_json:
@@ -171,6 +187,31 @@ def progress(check: Callable[[], None]) -> Iterator[Say]:
 def print_trial(number: int, trial: Trial) -> None:
     found = trial.failure or f"{trial.images_per_second:,.4g} images/s"
     errors.print(printable(f"trial {number}: {trial.settings}: {found}"))
+
+
+@contextlib.contextmanager
+def reporting(config: Config, order: TuningPlan, *, send: bool) -> Iterator[Report]:
+    """Yields what prints a trial, and sends it if asked to, as a step of a run whose files are in the state folder. Raises
+    MissingLibrary, WrongArgument."""
+    if not send:
+        yield print_trial
+        return
+    check_trackers(["wandb"])
+    import wandb
+
+    about = {"images": f"{order.images or 'the standard job'}", "seconds": order.seconds}
+    try:
+        run = wandb.init(project="visiond-tune", dir=config.state.path, config=about)
+    except wandb.Error as error:
+        raise WrongArgument(f"--wandb: {error}") from error
+
+    def report(number: int, trial: Trial) -> None:
+        print_trial(number, trial)
+        run.log(msgspec.to_builtins(trial), step=number)
+
+    with run:
+        run.define_metric("images_per_second", summary="max")
+        yield report
 
 
 def print_profile(profile: Profile, best: Trial, job: int) -> None:

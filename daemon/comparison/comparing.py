@@ -18,7 +18,7 @@ from daemon.comparison.changes import (
     measure_change,
     measure_error,
 )
-from daemon.comparison.running import Keep, SampleRun, run_stage
+from daemon.comparison.running import SampleRun, run_stage
 from daemon.config.loading import Config
 from daemon.core.errors import NothingFound, WrongArgument
 from daemon.core.labels import STAGE_OF, LookUp
@@ -28,6 +28,7 @@ from daemon.layout.layout import judge_of
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
 from daemon.ledger.statements import SQL
+from daemon.maintenance.keeping import Keep
 from daemon.maintenance.redo import attempt_of
 from daemon.results.choice import draw, find_records
 from daemon.results.judge import Judge

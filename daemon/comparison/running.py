@@ -6,7 +6,7 @@ import itertools
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from daemon.inbox.origin import origin_of
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
 from daemon.ledger.rows import Stored, read_stored
-from daemon.maintenance.keeping import ModelAnswers
+from daemon.maintenance.keeping import Keep, Keeper
 from daemon.system.gpus import list_gpus
 from daemon.system.signals import noting_stop
 from stages.contract.base import Reason
@@ -28,18 +28,15 @@ from visiond.engine.calls import LOOK_SECONDS
 
 READ = 32  # files that are in memory at once, beside those in the slab
 READERS = 8  # threads
-GROUP = 1024  # answers in one request to the daemon
-GROUP_BYTES = 4 << 20  # of the answers in a request; the daemon does nothing else while it reads them
-
-Keep = Callable[[Sequence[ModelAnswers]], int]  # returns how many of the answers are new
 
 
 @dataclass(frozen=True)
 class SampleRun:
     """models: of all stages, in this configuration. outputs: by image, what the stage says. failures: why it says nothing, and
     of how many images. computed: how many answers the ledger did not have. kept: how many of these it has now, which are those
-    that a redo would get too, as the answers that the stage uses are of the same models. seconds: that computing took, without
-    loading. joules: that the GPUs used meanwhile; None: not known. stop: the signal that has ended it before all was done."""
+    that a redo would get too, as the answers that the stage uses are of the same models. trouble: why others could not be kept.
+    seconds: that computing took, without loading. joules: that the GPUs used meanwhile; None: not known. stop: the signal that
+    has ended it before all was done."""
 
     models: Mapping[str, Model]
     devices: list[str]
@@ -49,6 +46,7 @@ class SampleRun:
     kept: int
     seconds: float
     joules: float | None
+    trouble: Exception | None = None
     stop: signal.Signals | None = None
 
 
@@ -60,8 +58,9 @@ def run_stage(
     step: Callable[[int], None],
     keep: Keep,
 ) -> SampleRun:
-    """step: called with the number of images that were read. keep: called with what a redo would compute again otherwise, also
-    after a signal to stop, and before an error is raised. Raises what `Annotator.load` and `Annotator.collect` do."""
+    """step: called with the number of images that were read. keep: called every few seconds with what a redo would compute
+    again otherwise, also after a signal to stop, and before an error is raised. Raises what `Annotator.load` and
+    `Annotator.collect` do."""
     with Annotator(_without_bins(config), only=stage) as annotator, noting_stop() as stops:
         assert annotator.layout
         models = {model.stage: model for model in annotator.layout.models()}
@@ -73,40 +72,28 @@ def run_stage(
         used = _find_used(stage, models)
         known = _find_earlier(stored, reader, used)
         before, started = count_joules(devices), time.monotonic()
-        answered: dict[int, Record] = {}
+        keeper, reuse = Keeper(models[stage], keep), config.pipeline.reuse_results
         failures: Counter[str] = Counter()
-        computed = []
+        computed = 0
         try:
-            annotator.collect(_read(left, step, stops), answered, known, lambda: stops)
-        finally:  # what there is may have taken hours
-            seconds, after = time.monotonic() - started, count_joules(devices)
-            for place, record in enumerate(left):
-                if why := _explain(record, stage, answered.get(place)):
+            for place, answer in annotator.collect(_read(left, step, stops), known, lambda: stops):
+                record = left[place]
+                if why := _explain(record, stage, answer):
                     failures[why] += 1
-                else:
-                    outputs[record.id] = answered[place].outputs[stage]
-                    computed.append(record)
-            said = [
-                (record.digest, outputs[record.id])
-                for record in computed
-                if len(known.get(record.digest, UNREAD).outputs) == len(used)
-            ]
-            kept = keep(group_answers(models[stage], said))
+                    continue
+                outputs[record.id] = answer.outputs[stage]
+                computed += 1
+                if reuse and len(known.get(record.digest, UNREAD).outputs) == len(used):
+                    keeper.add(record.digest, outputs[record.id])
+            seconds, after = time.monotonic() - started, count_joules(devices)
+        finally:
+            keeper.flush()
+    failures += Counter(
+        {"the comparison was stopped first": len(left) - computed - failures.total()}
+    )  # 0: none
     joules = None if before is None or after is None else after - before
-    stop = stops[0] if stops else None
-    return SampleRun(models, devices, outputs, failures, len(computed), kept, seconds, joules, stop)
-
-
-def group_answers(model: Model, answers: Iterable[tuple[bytes, Output]]) -> list[ModelAnswers]:
-    """In groups, as they are sent to a daemon."""
-    groups, size = list[ModelAnswers](), 0
-    for digest, output in answers:
-        if not groups or len(groups[-1].answers) == GROUP or size + len(output.payload) > GROUP_BYTES:
-            groups.append(ModelAnswers(model, []))
-            size = 0
-        groups[-1].answers.append((digest, output))
-        size += len(output.payload)
-    return groups
+    kept, trouble, stop = keeper.kept, keeper.trouble, stops[0] if stops else None
+    return SampleRun(models, devices, outputs, failures, computed, kept, seconds, joules, trouble, stop)
 
 
 def _find_used(stage: str, models: Mapping[str, Model]) -> list[Model]:
@@ -114,10 +101,8 @@ def _find_used(stage: str, models: Mapping[str, Model]) -> list[Model]:
     return [models[name] for name in find_stage(stage).uses if name in models]
 
 
-def _explain(record: Record, stage: str, answer: Record | None) -> str:
+def _explain(record: Record, stage: str, answer: Record) -> str:
     """Why an image has no answer, in the same words for all with the same problem; "" if it has one."""
-    if not answer:
-        return "the comparison was stopped first"
     if not answer.reason:
         is_same = answer.digest == record.digest and stage in answer.outputs
         return "" if is_same else "the file has changed since"

@@ -30,8 +30,10 @@ PAGE_TOKEN = "page.token"  # for changes by the page
 SINK_FILES = "files.sqlite"  # which image has which file of a sink
 LABELS = "labels.sqlite"  # what people say about images
 SEARCH = "search"  # made from the ledger; may be deleted
+WANDB = "wandb"  # what `visiond tune --wandb` sends, as that library keeps it; may be deleted
 OWN = (  # in addition to the ledger
     IDENTITY, CONTROL, LOCK, DIARY, NAMES, PROFILE, TUNING, KERNELS, CANARY, PICTURES, PAGE_TOKEN, SINK_FILES, LABELS, SEARCH,
+    WANDB,
 )  # fmt: skip
 SOCKET_BYTES = 107  # unix(7)
 FLOCK = "hhqqi4x"  # struct flock of fcntl(2), on 64 bits

@@ -112,6 +112,7 @@ class Beat(msgspec.Struct, tag="beat", frozen=True):
     resident_bytes: int
     device_used_bytes: int = 0
     device_peak_bytes: int = 0
+    device_allocated_bytes: int = 0  # of those used, in tensors
 
 
 class Farewell(msgspec.Struct, tag="farewell", frozen=True):

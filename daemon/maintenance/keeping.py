@@ -3,13 +3,15 @@ not compute them again."""
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from daemon.core.errors import WrongArgument
+from daemon.core.errors import VisiondError, WrongArgument
 from daemon.core.messages import Output
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
@@ -17,12 +19,49 @@ from daemon.ledger.rows import result_row
 from daemon.ledger.statements import run_rows
 from stages.registry import registry
 
+GROUP = 1024  # answers in one request to the daemon
+GROUP_BYTES = 4 << 20  # of the answers in a request; the daemon does nothing else while it reads them
+KEEP_SECONDS = 3.0  # of computing that a crash or a power failure may cost
+
 
 class ModelAnswers(msgspec.Struct, frozen=True):
     """What one model says about some images: their digests, and its answers."""
 
     model: Model
     answers: list[tuple[bytes, Output]]
+
+
+Keep = Callable[[ModelAnswers], int]  # returns how many of the answers are new
+
+
+class Keeper:
+    """Keeps the answers of a model, in groups as they are sent to a daemon. kept: how many were new. trouble: why those that
+    came last are not kept; they are tried again with the next ones."""
+
+    def __init__(self, model: Model, keep: Keep) -> None:
+        self.kept = 0
+        self.trouble: VisiondError | None = None
+        self._model, self._keep = model, keep
+        self._left: list[tuple[bytes, Output]] = []
+        self._due = time.monotonic() + KEEP_SECONDS
+
+    def add(self, digest: bytes, output: Output) -> None:
+        self._left.append((digest, output))
+        if time.monotonic() >= self._due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Keep all that there is."""
+        self.trouble = None
+        try:
+            while first := self._left[:GROUP]:
+                sizes = itertools.accumulate(len(output.payload) for _, output in first)
+                group = first[: max(1, sum(size <= GROUP_BYTES for size in sizes))]
+                self.kept += self._keep(ModelAnswers(self._model, group))
+                del self._left[: len(group)]
+        except VisiondError as error:
+            self.trouble = error
+        self._due = time.monotonic() + KEEP_SECONDS
 
 
 async def keep_answers(ledger: Ledger, groups: Sequence[ModelAnswers]) -> int:

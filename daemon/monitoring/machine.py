@@ -100,6 +100,7 @@ class Gpus(Collector):
                 gpu.total_bytes,
                 gpu.utilisation,
                 gpu.sensors.celsius,
+                gpu.uuid,
             )
             for gpu in self.ask()
         ]

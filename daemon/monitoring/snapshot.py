@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import msgspec
 
+from daemon.config.values import members_of
 from daemon.core.hints import command, quantity
 from daemon.core.jobs import Outdated
 from daemon.monitoring.limits import Limit, Moment
@@ -35,6 +36,7 @@ class WorkerState(msgspec.Struct, frozen=True):
     short_of_memory: bool = False  # it waits for memory of its GPU; cause says why
     memory_bytes: int = 0  # of the host that its process uses
     gpu_bytes: int = 0  # that it has reserved
+    gpu_allocated_bytes: int = 0  # of these, in tensors
     gpu_peak_bytes: int = 0  # the most that it had
     ready_at: float = 0.0  # when its last process was ready, in Unix seconds; 0: none was yet
     threads: int = 0
@@ -111,6 +113,7 @@ class GpuState(msgspec.Struct, frozen=True):
     total_bytes: int
     busy: float | None = None
     celsius: int | None = None
+    uuid: str = ""
 
 
 class Chore(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,6 +245,15 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     def without_names(self) -> Snapshot:
         """For readers who should not see what files and folders in an inbox are called."""
         return msgspec.structs.replace(self, unread=[], log=[])
+
+    def memory_on(self, uuid: str) -> tuple[int, int] | tuple[None, None]:
+        """Bytes that the workers have in tensors on this GPU, and that they keep there. None: the daemon does not see this GPU,
+        or it has workers of several GPUs, which report the sum."""
+        device = next((gpu.device for gpu in self.gpus if gpu.uuid == uuid), None)
+        there = [worker for worker in self.workers if device in members_of(worker.device)]
+        if not device or any(worker.device != device for worker in there):
+            return None, None
+        return sum(worker.gpu_allocated_bytes for worker in there), sum(worker.gpu_bytes for worker in there)
 
     @property
     def loading(self) -> bool:

@@ -10,7 +10,7 @@ import http.client
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -227,11 +227,11 @@ def note_lost(config: Config, ids: list[int]) -> None:
     _change(config, "/lost", partial(_chunks, ids), here)
 
 
-def keep_answers(config: Config, groups: Sequence[ModelAnswers]) -> int:
-    """Keep what models say that are not in use yet: as `put_back`. Returns how many answers are new."""
+def keep_answers(config: Config, group: ModelAnswers) -> int:
+    """Keep what a model says that is not in use yet: as `put_back`. Returns how many answers are new."""
     from daemon.maintenance import keeping
 
-    return _change(config, "/answers", lambda: [[group] for group in groups], keeping.keep_answers)
+    return _change(config, "/answers", lambda: [[group]], keeping.keep_answers)
 
 
 def _chunks(ids: list[int], step: Callable[[int], None] = lambda done: None) -> Iterator[list[int]]:

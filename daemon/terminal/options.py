@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,6 +48,7 @@ ForceOption = Annotated[
 LEAST_NEAR, MOST_NEAR = 0.5, 0.999  # equal embeddings in half precision may have a cosine below 1
 NEAR = {"clip": 0.95, "hash": 0.8}  # by stage; hashes with at most 6 of 64 bits that differ
 JsonOption = Annotated[bool, flag("--json", help="Print JSON.")]
+WandbOption = Annotated[bool, flag("--wandb", help="Also send the figures to Weights & Biases.")]
 
 # Of `visiond export`
 
@@ -210,6 +212,15 @@ def read_changed(path: Path | None, stage: str, changes: Mapping[str, str]) -> C
             for problem in error.problems
         ]
         raise ConfigError(plain) from None
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """names: of libraries, and of the options that need them. Raises MissingLibrary."""
+    from daemon.core.errors import MissingLibrary
+
+    for name in names:
+        if find_spec(name) is None:
+            raise MissingLibrary(f"--{name} needs {name}: pip install {name}")
 
 
 def read_roughly(path: Path | None) -> tuple[Config, ConfigError | None]:

@@ -173,23 +173,26 @@ def _leave(
 
 def _beat(channel: Channel) -> None:
     while True:
-        used, peak = _device_memory()
+        memory = _device_memory()
         try:
-            channel.send(Beat(_resident_bytes(), used, peak))
+            channel.send(Beat(_resident_bytes(), *memory))
         except OSError:
             os._exit(os.EX_UNAVAILABLE)
         time.sleep(BEAT_SECONDS)
 
 
-def _device_memory() -> tuple[int, int]:
+def _device_memory() -> tuple[int, int, int]:
+    """Bytes that PyTorch keeps for this process, the most that it kept, and those of them that are in tensors."""
     torch: Any = sys.modules.get("torch")
     # A module that another thread is importing does not have all of its parts yet.
     is_initialized = getattr(getattr(torch, "cuda", None), "is_initialized", None)
     if is_initialized is None or not is_initialized():
         fake = sys.modules.get("stages.registry.fake")
-        return fake.FakeMemory.report() if fake else (0, 0)
+        return fake.FakeMemory.report() if fake else (0, 0, 0)
     devices = range(torch.cuda.device_count())  # one, or those of a group
-    return sum(map(torch.cuda.memory_reserved, devices)), sum(map(torch.cuda.max_memory_reserved, devices))
+    figures = torch.cuda.memory_reserved, torch.cuda.max_memory_reserved, torch.cuda.memory_allocated
+    kept, peak, allocated = (sum(map(figure, devices)) for figure in figures)
+    return kept, peak, allocated
 
 
 def _resident_bytes() -> int:

@@ -111,6 +111,7 @@ class Seat:
             short_of_memory=self.short or self.full,
             memory_bytes=beat.resident_bytes,
             gpu_bytes=beat.device_used_bytes,
+            gpu_allocated_bytes=beat.device_allocated_bytes,
             gpu_peak_bytes=max(self.peak_bytes, beat.device_peak_bytes),
             ready_at=self.ready_at,
             threads=self.setup.threads,

@@ -128,9 +128,11 @@ class FakeMemory:
             partial.rename(Path(self.folder, str(os.getpid())))
 
     @classmethod
-    def report(cls) -> tuple[int, int]:
-        """Bytes that this process has, and the most that it had. As with torch, its context is not counted."""
-        return max(0, sum(cls._own.values()) - FAKE_CONTEXT), max(0, cls._peak - FAKE_CONTEXT)
+    def report(cls) -> tuple[int, int, int]:
+        """Bytes that this process has, the most that it had, and again those that it has, as it keeps no others. As with torch,
+        its context is not counted."""
+        own = max(0, sum(cls._own.values()) - FAKE_CONTEXT)
+        return own, max(0, cls._peak - FAKE_CONTEXT), own
 
     @contextlib.contextmanager
     def hold(self, count: int) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import signal
@@ -16,7 +17,6 @@ import pytest
 
 from daemon.config.loading import Config, parse
 from daemon.core.errors import ModelsUnusable, NoWorkersLeft
-from daemon.ledger.record import Record
 from daemon.system.children import descendants
 from daemon.workers import pool
 from stages.contract import processes
@@ -129,7 +129,7 @@ def test_a_stop_ends_a_call_that_waits_for_a_stage_that_hangs(opened: Open, is_f
     """Nothing wakes the call, as after a signal."""
     annotator = opened(fail={"hangs": "hang"})
     most = annotator.config.pipeline.slab_bytes
-    calls, stops, found = annotator._check(), list[bool](), dict[int, Record]()
+    calls, stops = annotator._check(), list[bool]()
 
     def images() -> Iterator[tuple[str, bytes]]:
         yield "0.ppm", picture(0)
@@ -142,9 +142,27 @@ def test_a_stop_ends_a_call_that_waits_for_a_stage_that_hangs(opened: Open, is_f
         stops.append(True)
 
     threading.Thread(target=stop).start()
-    annotator.collect(images(), found, {}, lambda: stops)
-    assert [*found] == [0]
+    assert [place for place, _ in annotator.collect(images(), {}, lambda: stops)] == [0]
     assert calls._held_bytes == 0
+
+
+def test_an_image_is_answered_as_soon_as_it_has_ended(opened: Open) -> None:
+    """Also while the caller has images left, and while others hang."""
+    annotator = opened(fail={"hangs": "hang"})
+    calls, answered = annotator._check(), list[int]()
+
+    def images() -> Iterator[tuple[str, bytes]]:
+        yield "0.ppm", picture(0)
+        wait_for(lambda: not calls._places, "the first image")
+        yield "1.ppm", picture(1)
+        assert answered == [0]
+        wait_for(lambda: not calls._places, "the second image")
+        yield "2.ppm", picture(2, b"hangs")
+
+    for place, record in annotator.collect(images(), {}, lambda: 1 in answered):
+        assert record.digest == hashlib.sha256(picture(place)).digest()
+        answered.append(place)
+    assert answered == [0, 1]
 
 
 def test_threads_share_an_annotator(annotator: Annotator) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,21 +102,15 @@ class Annotator:
 
     def records(self, images: Iterable[Image], root: str | bytes = "") -> list[Record]:
         """As `annotate`, with the daemon's record of each image."""
-        found: dict[int, Record] = {}
-        self._check().answer(images, found, os.fsencode(root))
-        return [*found.values()]
+        return [record for _, record in sorted(self._check().answer(images, os.fsencode(root)))]
 
     def collect(
-        self,
-        images: Iterable[Image],
-        found: dict[int, Record],
-        known: Known,
-        stopped: Callable[[], object],
-    ) -> None:
-        """As `records`. found: gets them by the places of the images; before an error those that there are. known: what
-        stages have answered before; they do not run again for these bytes. stopped: once it is true, images that are not
-        finished are given up, and have no record."""
-        self._check().answer(images, found, known=known, stopped=stopped)
+        self, images: Iterable[Image], known: Known, stopped: Callable[[], object]
+    ) -> Iterator[tuple[int, Record]]:
+        """As `records`, each with the place of its image, as they end, in any order; before an error those that there are.
+        known: what stages have answered before; they do not run again for these bytes. stopped: once it is true, images that
+        are not finished are given up, and have no record."""
+        return self._check().answer(images, known=known, stopped=stopped)
 
     def close(self) -> None:
         """End the workers, and wait for that. Images that other threads still wait for are given up."""

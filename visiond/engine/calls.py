@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from msgspec.structs import replace
@@ -48,7 +48,7 @@ class Call:
 
     def __init__(self, root: bytes, known: Known, stopped: Callable[[], object]) -> None:
         self.root, self.known, self.stopped = root, known, stopped
-        self.endings: dict[int, Ending] = {}  # by the place of the image in the call
+        self.endings: dict[int, Ending] = {}  # by the place of the image; the thread takes them
         self.left = 0  # images that are not finished
 
 
@@ -79,27 +79,35 @@ class Calls:
     def answer(
         self,
         images: Iterable[Image],
-        found: dict[int, Record],
         root: bytes = b"",
         known: Known = NONE_KNOWN,
         stopped: Callable[[], object] = bool,
-    ) -> None:
-        """Blocks until all images are finished, or until `stopped` is true. Raises the error of the workers.
-        found: gets the records by the images' places, in their order; before an error those that there are."""
+    ) -> Iterator[tuple[int, Record]]:
+        """The place of each image and its record, as it ends, until all have ended or `stopped` is true. Raises the error of
+        the workers, after the records that there are."""
         call = Call(root, known, stopped)
         inbox = self._number_of(root)
         try:
             for place, (name, data) in enumerate(images):
                 self._offer(call, place, inbox, os.fsencode(name), data)
-                if stopped():
+                yield from self._take(call)
+                if self.error or stopped():
                     break
-            with self._changed:
-                self._wait(lambda: self.error or not call.left or stopped())
-                if call.left and self.error:
-                    raise self.error
+            while call.left and not (self.error or stopped()):
+                with self._changed:
+                    self._wait(lambda: self.error or call.endings or stopped())
+                yield from self._take(call)
+            yield from self._take(call)  # that ended before the error or the stop
+            if call.left and self.error:
+                raise self.error
         finally:
             self._forget(call)
-            found |= {place: self._record(call.endings[place]) for place in sorted(call.endings)}
+
+    def _take(self, call: Call) -> list[tuple[int, Record]]:
+        """Those that have ended since the last time."""
+        with self._changed:
+            endings, call.endings = call.endings, {}
+        return [(place, self._record(ending)) for place, ending in endings.items()]
 
     def _wait(self, is_over: Callable[[], object]) -> None:
         """With a timeout: the handler of a signal wakes nobody who waits (PEP 475), and a stage that hangs does not either."""
@@ -111,6 +119,7 @@ class Calls:
     ) -> None:
         size = _size_of(data)
         with self._changed:
+            call.left += 1
             self._wait(
                 lambda: (
                     self.error
@@ -120,11 +129,10 @@ class Calls:
                 )
             )
             if self.error:
-                raise self.error
+                return
             job = Job(next(self._numbers), inbox, name, b"", Version(0, size, 0, 0), 0, time.time())
             self._held_bytes += size
             self._data[job.id], self._places[job.id] = data, (call, place)
-            call.left += 1
             self._fresh.append(job)
             if not self._woken:
                 self._woken = True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,8 +14,10 @@ import typer
 from daemon.core.errors import MissingLibrary, NotWritable, WrongArgument
 from daemon.core.hints import quantity
 from daemon.system.gpus import Gpu, list_gpus
+from daemon.system.signals import INTERRUPTED
 from daemon.terminal.display import errors, printable
-from daemon.terminal.options import ConfigOption, flag, option, read_config
+from daemon.terminal.options import ConfigOption, WandbOption, check_trackers, flag, option, read_config
+from daemon.terminal.progress import LATE_SECONDS, Progress
 
 if TYPE_CHECKING:
     from daemon.config.loading import Config
@@ -120,7 +121,6 @@ PrecisionOption = Annotated[
 SavingOption = Annotated[bool, flag("--gradient-checkpointing", help="Need less memory and more time.")]
 SeedOption = Annotated[int, option("--seed", metavar="N", help="Of all random choices.")]
 BoardOption = Annotated[bool, flag("--tensorboard", help="Also write its files, into DIR-work.")]
-WandbOption = Annotated[bool, flag("--wandb", help="Also send the curves to Weights & Biases.")]
 ResumeOption = Annotated[bool, flag("--resume", help="Continue, with the same labels and options.")]
 ForceOption = Annotated[bool, flag("--force", help="Replace DIR if a training made it.")]
 PrepareOption = Annotated[
@@ -211,9 +211,7 @@ def train_own(
             f"Training needs more libraries ({error}). Install them: pip install 'visiond[train]'."
         ) from error
     check_out(options.out, force=force or options.resume)
-    for name in options.trackers:
-        if find_spec(name) is None:
-            raise MissingLibrary(f"--{name} needs {name}: pip install {name}")
+    check_trackers(options.trackers)
     if options.resume:
         if not (options.work / JOB).is_file():
             raise WrongArgument(
@@ -270,7 +268,13 @@ def find_data(task: Task, options: Options, config: Config) -> Data:
 
     if options.labels:
         folder = options.images or (options.labels if options.labels.is_dir() else options.labels.parent)
-        data = read_file(options.labels, folder, KINDS[task], options.held_out)
+        _say("Decoding each image once, so that a broken one does not stop the training later.")
+        try:
+            with Progress("images", after=LATE_SECONDS) as progress:
+                data = read_file(options.labels, folder, KINDS[task], options.held_out, progress.step)
+        except KeyboardInterrupt:
+            errors.print("Stopped before the training began; nothing was written.")
+            raise typer.Exit(INTERRUPTED) from None
     else:
         with open_reader(config) as reader:
             data = read_store(LabelStore(config.state.path), reader, KINDS[task], options.held_out)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +28,8 @@ from stages.images.decoder import Decoders
 from stages.images.images import inspect
 
 NAMED = 3  # of the files that are left out for one reason
+
+Step = Callable[[int, int], None]
 
 
 class LabelledImage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -66,12 +68,14 @@ class Data(msgspec.Struct, frozen=True):
         return hashlib.sha256(msgspec.json.encode((self.kind, self.learnt, self.held_out))).hexdigest()
 
 
-def read_file(path: Path, images: Path, kind: Kind, share: float) -> Data:
+def read_file(
+    path: Path, images: Path, kind: Kind, share: float, step: Step = lambda done, total: None
+) -> Data:
     """From a file that `visiond labels import` reads. images: the folder that its names start from. share: as of `split`.
-    Raises WrongArgument."""
+    step: called with how many of how many images were decoded. Raises WrongArgument."""
     left_out: Counter[str] = Counter()
     said = [each for each in read_labels(path, lambda why: left_out.update([why])) if each.kind is kind]
-    found = dict(_find_files(said, images, left_out))
+    found = dict(_find_files(said, images, left_out, step))
     known = {name: image for name, (_, image) in found.items()}
     files = {image.digest: str(file) for file, image in reversed(found.values())}
     kept = {digest: value for (digest, _), value in keep_known(said, known, left_out).items()}
@@ -117,7 +121,7 @@ def _sample(file: str, image: KnownImage, value: Value) -> LabelledImage:
 
 
 def _find_files(
-    said: Iterable[Said], folder: Path, left_out: Counter[str]
+    said: Iterable[Said], folder: Path, left_out: Counter[str], step: Step
 ) -> Iterator[tuple[str, tuple[Path, KnownImage]]]:
     """By the name in the file of labels."""
     without_suffix, files = None, dict[str, Path]()
@@ -129,16 +133,18 @@ def _find_files(
             file = without_suffix.get(name) or without_suffix.get(below, file)
         files[name] = file
     broken: dict[str, list[str]] = {}
-    with closing(Decoders(count_cores(), Limits())) as decoders, ThreadPoolExecutor(count_cores()) as threads:
-        for (name, file), found in zip(
-            files.items(), threads.map(partial(_look, decoders), files.values()), strict=True
-        ):
+    with closing(Decoders(count_cores(), Limits())) as decoders, ExitStack() as stack:
+        threads = ThreadPoolExecutor(count_cores())
+        stack.callback(threads.shutdown, cancel_futures=True)  # after Ctrl-C it waits for no other image
+        looks = threads.map(partial(_look, decoders), files.values())
+        for done, ((name, file), found) in enumerate(zip(files.items(), looks, strict=True), 1):
             if isinstance(found, KnownImage):
                 yield name, (file, found)
             elif isinstance(found, OSError):
                 left_out[f"images that are not in {folder}"] += 1
             else:
                 broken.setdefault(found.reason, []).append(name)
+            step(done, len(files))
     for reason, names in broken.items():
         named = ", ".join(names[:NAMED]) + ", …" * (len(names) > NAMED)
         left_out[f"files with no image that can be decoded ({reason}): {named}"] += len(names)

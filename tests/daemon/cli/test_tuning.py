@@ -13,18 +13,41 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from daemon.core.errors import MissingLibrary
 from daemon.core.hints import quantity
 from daemon.measure.explain import describe_duration
 from daemon.measure.steady import measure_rate
 from daemon.placement.placement import choose_batches
 from daemon.placement.profile import Profile, read_profile
 from daemon.placement.recorded import read_gpus
+from daemon.terminal.options import check_trackers
 from tests.daemon_process import TOKEN, Daemon, Place, wait_for
 
 pytestmark = pytest.mark.timeout(600)  # up to ten daemons, one after another
 
+WANDB = """
+import contextlib, json, os, pathlib
+
+class Error(Exception): ...
+
+class Run(contextlib.nullcontext):
+    def __init__(self, folder):
+        self.sent = folder / "wandb"
+    def __enter__(self):
+        return self
+    def define_metric(self, name, summary): ...
+    def log(self, figures, step):
+        with self.sent.open("a") as file:
+            print(json.dumps([step, figures]), file=file)
+
+def init(project, dir, config):
+    if "KEY" not in os.environ:
+        raise Error("No API key configured.")
+    return Run(pathlib.Path(dir))
+"""
 QUICK = ["--seconds", "1", "--count", "20", "--images"]
 IMAGE_SECONDS = 0.02
 
@@ -103,7 +126,10 @@ class Tuned:
 
 @pytest.fixture(scope="module")
 def tuned(interrupted: Interrupted) -> Tuned:
-    done = tune(interrupted.place)
+    fake = interrupted.place.folder / "fake"
+    fake.mkdir()
+    (fake / "wandb.py").write_text(WANDB)
+    done = tune(interrupted.place, "--wandb", prefix=["env", "KEY=1", f"PYTHONPATH={fake}"])
     assert done.returncode == 0, done.stderr
     return Tuned(interrupted.place, done.stdout, done.stderr)
 
@@ -120,6 +146,22 @@ def test_the_next_search_continues_without_measuring_again(interrupted: Interrup
     before = interrupted.stderr.splitlines()[:2]
     assert before[1].startswith("trial 1: ")
     assert tuned.stderr.splitlines()[:2] == before
+
+
+def test_weights_and_biases_gets_each_trial_also_those_of_before_ctrl_c(tuned: Tuned) -> None:
+    lines = (tuned.place.folder / "state" / "wandb").read_text().splitlines()
+    trials = msgspec.to_builtins(profile_of(tuned.place).trials)
+    assert [json.loads(line) for line in lines] == [[step, trial] for step, trial in enumerate(trials, 1)]
+    assert {"settings", "images_per_second", "gpu_bytes", "host_bytes", "limited_by"} <= trials[0].keys()
+
+
+def test_nothing_is_measured_if_weights_and_biases_would_get_nothing(tmp_path: Path) -> None:
+    (tmp_path / "wandb.py").write_text(WANDB)
+    refused = tune(make_place(tmp_path), "--wandb", prefix=["env", f"PYTHONPATH={tmp_path}"])
+    assert (refused.returncode, "--wandb: No API key configured." in refused.stderr) == (os.EX_USAGE, True)
+    assert "trial" not in refused.stderr
+    with pytest.raises(MissingLibrary, match="--no-such-library needs no-such-library: pip install no-such"):
+        check_trackers(["no-such-library"])
 
 
 def test_one_worker_is_chosen_where_a_second_one_costs_time(tuned: Tuned) -> None:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import pytest
 from daemon.comparison import running
 from daemon.comparison.changes import AnswerChange, estimate_share, measure_change
 from daemon.comparison.comparing import ModelComparison, Pair
-from daemon.comparison.running import SampleRun, count_joules, group_answers, run_stage
+from daemon.comparison.running import SampleRun, count_joules, run_stage
 from daemon.comparison.verdict import Prices, describe, say_what_next
 from daemon.config.loading import load
 from daemon.config.state import lock_state
@@ -33,7 +32,7 @@ from daemon.labels.store import LabelStore
 from daemon.ledger import statements
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader, open_reader
-from daemon.maintenance.keeping import ModelAnswers
+from daemon.maintenance.keeping import GROUP, Keeper, ModelAnswers
 from daemon.results import choice
 from daemon.results.choice import draw, find_records
 from daemon.server.answers import ANSWERS_BYTES
@@ -60,6 +59,13 @@ def compare(place: Place, *arguments: str, stage: str = "yolo", salt: int = 1) -
     assert told.returncode == 0, told.stderr
     found: dict[str, Any] = json.loads(told.stdout)
     return found
+
+
+def start_compare(place: Place) -> subprocess.Popen[bytes]:
+    """Of YOLO, with salt 2."""
+    command = [sys.executable, "-P", "-m", "daemon", "compare", "--stage", "yolo", "--set", "options.salt=2"]
+    environment = os.environ | {TOKEN: place.token, "VISIOND_CONFIG": str(place.config)}
+    return subprocess.Popen([*command, "--json"], env=environment, stdout=subprocess.PIPE)
 
 
 def redo_with_the_new_settings(place: Place, stage: str, images: int) -> float:
@@ -99,11 +105,11 @@ def test_beside_a_running_daemon_the_same_and_it_goes_on_with_the_answers_that_i
 def test_an_answer_that_nobody_could_read_is_refused(place: Place) -> None:
     output = Output(b"no JSON", 0.1)
     digest = place.rows("SELECT digest FROM image")[0][0]
-    groups = [ModelAnswers(Model("yolo", "sha256:0", ""), [(digest, output)])]
+    group = ModelAnswers(Model("yolo", "sha256:0", ""), [(digest, output)])
     with Daemon(place) as daemon:
         daemon.wait_ready()
         with pytest.raises(NotAnswering, match="an answer of yolo cannot be kept"):
-            control.keep_answers(load(place.config), groups)
+            control.keep_answers(load(place.config), group)
     assert place.rows("SELECT 1 FROM model WHERE fingerprint = 'sha256:0'") == []
 
 
@@ -248,9 +254,7 @@ def test_what_was_computed_before_a_signal_is_kept_and_the_same_command_goes_on(
     device = place.folder / "device"
     slow = {"device_file": str(device), "latency_per_image_seconds": 0.05}
     place.configure({"stages": {"yolo": {"batch_size": 1, "options": slow}}})
-    command = [sys.executable, "-P", "-m", "daemon", "compare", "--stage", "yolo", "--set", "options.salt=2"]
-    environment = os.environ | {TOKEN: place.token, "VISIOND_CONFIG": str(place.config)}
-    with subprocess.Popen([*command, "--json"], env=environment, stdout=subprocess.PIPE) as process:
+    with start_compare(place) as process:
         wait_for(device.exists, "the first image")
         process.send_signal(signum)
         assert process.stdout
@@ -261,6 +265,47 @@ def test_what_was_computed_before_a_signal_is_kept_and_the_same_command_goes_on(
     assert place.orphans() == []
     again = compare(place, salt=2)
     assert (again["compared"], again["kept"]) == (IMAGES, IMAGES - found["kept"])
+
+
+def test_what_was_computed_before_a_kill_is_kept_and_the_same_command_goes_on(place: Place) -> None:
+    place.configure({"stages": {"yolo": {"batch_size": 1, "options": {"latency_per_image_seconds": 0.2}}}})
+
+    def count() -> int:
+        return int(place.rows("SELECT COUNT(*) FROM result")[0][0])
+
+    before = count()
+    with start_compare(place) as process:
+        wait_for(lambda: count() > before, "the first answers in the ledger")
+        process.kill()
+    kept = count() - before
+    assert 0 < kept < IMAGES
+    assert place.orphans() == []
+    found = compare(place, salt=2)
+    assert (found["compared"], found["kept"]) == (IMAGES, IMAGES - kept)
+    assert count() - before == IMAGES
+    assert place.command("verify").returncode == 0
+
+
+def test_answers_that_could_not_be_kept_are_tried_again_with_the_next_ones() -> None:
+    """As while a daemon starts. Those that were kept before the error are not sent again."""
+    kept, model = list[bytes](), Model("yolo", "sha256:0", "")
+
+    def keep(group: ModelAnswers) -> int:
+        if is_starting and kept:
+            raise NotAnswering("The daemon is starting.")
+        kept.extend(digest for digest, _ in group.answers)
+        return len(group.answers)
+
+    keeper, is_starting = Keeper(model, keep), True
+    digests = [b"%d" % number for number in range(GROUP + 10)]
+    for digest in digests:
+        keeper.add(digest, Output(b"{}", 0.1))
+    keeper.flush()
+    assert (keeper.kept, str(keeper.trouble)) == (GROUP, "The daemon is starting.")
+    is_starting = False
+    keeper.add(b"last", Output(b"{}", 0.1))
+    keeper.flush()
+    assert (kept, keeper.kept, keeper.trouble) == ([*digests, b"last"], GROUP + 11, None)
 
 
 def test_what_was_computed_before_the_workers_failed_is_kept(
@@ -275,13 +320,13 @@ def test_what_was_computed_before_the_workers_failed_is_kept(
     place.configure({"stages": {"yolo": {"batch_size": 1, "options": options}}})
     settings, kept = load(place.config), list[int]()
 
-    def keep(groups: Sequence[ModelAnswers]) -> int:
-        kept.append(control.keep_answers(settings, groups))
-        return kept[0]
+    def keep(group: ModelAnswers) -> int:
+        kept.append(control.keep_answers(settings, group))
+        return kept[-1]
 
     with open_reader(settings) as reader, pytest.raises(NoWorkersLeft):
         run_stage(settings, "yolo", [*find_records(reader, range(1, IMAGES + 5))], reader, print, keep)
-    assert 0 < kept[0] <= IMAGES
+    assert 0 < sum(kept) <= IMAGES
 
 
 def test_a_stop_does_not_wait_for_a_mount_that_hangs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +342,7 @@ def test_a_stop_does_not_wait_for_a_mount_that_hangs(place: Place, monkeypatch: 
     settings = load(place.config)
     with open_reader(settings) as reader:
         [record] = find_records(reader, [1])
-        run = run_stage(settings, "yolo", [record], reader, print, len)
+        run = run_stage(settings, "yolo", [record], reader, print, lambda group: len(group.answers))
     answers.set()
     assert (run.stop, run.failures.total()) == (signal.SIGINT, 1)
 
@@ -440,7 +485,17 @@ def test_answers_are_kept_in_requests_that_a_daemon_takes_without_a_pause() -> N
     """Those of OCR may have 100 KB each."""
     model = Model("ocr", "sha256:0", "")
     outputs = {number: Output(b"%d" % number + b" " * 100_000, 0.1) for number in range(1, 2001)}
-    groups = group_answers(model, ((b"%d" % number, output) for number, output in outputs.items()))
+    groups = list[ModelAnswers]()
+
+    def keep(group: ModelAnswers) -> int:
+        groups.append(group)
+        return len(group.answers)
+
+    keeper = Keeper(model, keep)
+    for number, output in outputs.items():
+        keeper.add(b"%d" % number, output)
+    keeper.flush()
+    assert keeper.kept == len(outputs)
     sizes = [len(msgspec.json.encode([group])) for group in groups]
     assert max(sizes) < 8 << 20 < ANSWERS_BYTES < sum(sizes)
     assert [output for group in groups for _, output in group.answers] == [*outputs.values()]

@@ -5,7 +5,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from daemon.core.jobs import Outdated
-from daemon.monitoring.snapshot import LookState, Snapshot, WorkerState
+from daemon.monitoring.snapshot import GpuState, LookState, Snapshot, WorkerState
 from daemon.service.lifecycle import warn_of_outdated
 from daemon.terminal.progress import Progress
 
@@ -43,6 +43,18 @@ def test_the_last_problem_of_a_worker_says_when_it_was_over() -> None:
     assert lost.problem == "it was killed by SIGKILL"
     back = msgspec.structs.replace(lost, state="ready", ready_at=1.8e9)
     assert back.problem.startswith("it was killed by SIGKILL; ready again since 2027-01-15 ")
+
+
+def test_memory_of_a_gpu_is_that_of_its_own_workers_and_unknown_for_a_part_of_a_group() -> None:
+    def on(device: str, allocated: int, kept: int) -> WorkerState:
+        return WorkerState("w", device, "ready", 0, "", gpu_allocated_bytes=allocated, gpu_bytes=kept)
+
+    cards = [GpuState(f"cuda:{number}", "H200", 0, 0, uuid=f"GPU-{number}") for number in range(4)]
+    workers = [on("cuda:0", 1, 10), on("cuda:0", 2, 20), on("cuda:1", 4, 40), on("cuda:2+cuda:1", 8, 80)]
+    now = msgspec.structs.replace(snapshot(*workers), gpus=cards)
+    found = [now.memory_on(card.uuid) for card in cards]
+    assert found == [(3, 30), (None, None), (None, None), (0, 0)]
+    assert now.memory_on("GPU-of-another-machine") == (None, None)
 
 
 def test_the_bar_is_full_when_this_run_has_done_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:

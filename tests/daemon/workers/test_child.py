@@ -52,13 +52,14 @@ def test_a_worker_of_a_group_reports_the_memory_of_all_its_gpus(monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "memory_reserved", [30, 4].__getitem__)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", [50, 6].__getitem__)
-    assert child._device_memory() == (34, 56)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", [20, 1].__getitem__)
+    assert child._device_memory() == (34, 56, 21)
 
 
 def test_a_worker_beats_on_while_one_of_its_threads_imports_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     monkeypatch.delitem(sys.modules, "stages.registry.fake", raising=False)
-    assert child._device_memory() == (0, 0)
+    assert child._device_memory() == (0, 0, 0)
 
 
 LIMIT = """

@@ -20,16 +20,20 @@ import pytest
 from anyio import to_thread
 
 import daemon.service.lifecycle
+from daemon.cli import commands
 from daemon.config.loading import parse
 from daemon.config.pipeline import PipelineSection
+from daemon.core import hints
 from daemon.core.errors import NoWorkersLeft
 from daemon.core.messages import Beat, Setup
 from daemon.layout import layout
+from daemon.monitoring import machine
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import WorkerState
 from daemon.pipeline.station import Station
 from daemon.placement.placement import CONTEXT_BYTES
 from daemon.service.lifecycle import Service, run_service
+from daemon.system import gpus
 from daemon.system.gpus import Gpu
 from daemon.workers import lane, pool, room
 from daemon.workers.pool import Pool
@@ -37,7 +41,7 @@ from daemon.workers.room import Room, need_for
 from daemon.workers.seat import QUICK_DEATHS, Seat
 from daemon.workers.slab import Slab
 from stages.contract.base import Limits
-from stages.registry.fake import count_used
+from stages.registry.fake import FAKE_CONTEXT, count_used
 from tests.daemon_process import Place, counts_of, picture, until
 from tests.faults.test_workers import failed_as
 
@@ -211,6 +215,25 @@ async def test_for_a_huge_image_no_worker_leaves_but_it_waits_for_a_neighbor_too
     place.assert_kept(DONE=4)
     assert place.rows("SELECT MAX(attempts) FROM image") == [(1,)]
     assert "worker ends" not in "".join(capfd.readouterr())
+
+
+async def test_gpus_has_what_the_workers_of_a_running_daemon_have_in_tensors_and_keep(
+    tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in (machine, gpus):
+        monkeypatch.setattr(module, "list_gpus", card.list)
+    place, own = open_place(tmp_path, card, workers=2, load_bytes=3 * GIB), 3 * GIB - FAKE_CONTEXT
+    monkeypatch.setattr(hints, "_options", [])
+
+    async def list_memory() -> list[int | None]:
+        await to_thread.run_sync(lambda: commands.gpus(place.config, as_json=True))
+        [document] = json.loads(capsys.readouterr().out.splitlines()[-1])
+        return [document["allocated_bytes"], document["cached_bytes"]]
+
+    async with running(place) as service:
+        await until(lambda: [worker.gpu_allocated_bytes for worker in workers_of(service)] == [own, own])
+        assert await list_memory() == [2 * own, 2 * own]
+    assert await list_memory() == [None, None]
 
 
 async def test_an_image_that_does_not_fit_although_nobody_else_uses_the_gpu_fails(

@@ -5,21 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 from daemon.config.loading import load
 from daemon.core.errors import ModelsUnusable, WrongArgument
 from daemon.core.labels import Kind, ObjectLabel, is_held_out
 from daemon.labels.store import LabelStore
 from daemon.ledger.records import open_reader
+from daemon.terminal import progress
+from stages.images.decoder import Decoders
 from tests.daemon_process import Place, picture
 from tests.stages.captioners import make_blip
-from visiond.training.command import choose_places
+from visiond.training import data, job
+from visiond.training.command import choose_places, train_app
 from visiond.training.data import LabelledImage, check, read_file, read_store, split
 from visiond.training.job import check_base
 
@@ -106,6 +111,39 @@ def test_an_image_that_cannot_be_decoded_is_left_out_by_its_name(tmp_path: Path)
     [(why, count)] = [(why, count) for why, count in data.left_out.items() if "no image" in why]
     assert why.endswith(": broken.png")
     assert count == 1
+
+
+def test_lines_say_how_many_images_are_decoded_and_ctrl_c_ends_that_at_once_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = np.random.default_rng(1).integers(0, 256, (600, 600, 3), np.uint8)
+    Image.fromarray(noise).save(tmp_path / "0.png")
+    for number in range(1, 60):
+        os.link(tmp_path / "0.png", tmp_path / f"{number}.png")
+    rows = (f"{number}.png,dog\n" for number in range(60))
+    (tmp_path / "tags.csv").write_text("file_name,tags\n" + "".join(rows))
+    lines, looks, look = list[str](), list[Path](), data._look
+
+    def print_line(text: str) -> None:
+        lines.append(text)
+        signal.raise_signal(signal.SIGINT)
+
+    def note_look(decoders: Decoders, file: Path) -> object:
+        looks.append(file)
+        return look(decoders, file)
+
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "print_line", print_line)
+    monkeypatch.setattr(data, "_look", note_look)
+    monkeypatch.setattr(job, "check_base", lambda *_: None)
+    typed = ["tags", "--labels", str(tmp_path / "tags.csv"), "--out", str(tmp_path / "mine")]
+    told = CliRunner().invoke(train_app, typed)
+    assert told.exit_code == 130
+    assert told.output.startswith("Decoding each image once")
+    assert "Stopped before the training began; nothing was written." in told.output
+    assert [line.partition(",")[0] for line in lines] == ["1 of 60 images"]
+    assert len(looks) < 30
+    assert not [*tmp_path.glob("mine*")]
 
 
 def test_a_base_that_cannot_be_trained_is_refused_before_it_is_pulled_and_nothing_is_left(
