@@ -233,7 +233,11 @@ def score(
     held_out: Annotated[
         float,
         option(
-            "--held-out", metavar="SHARE", help="Only images that such a training did not learn from.", min=0
+            "--held-out",
+            metavar="SHARE",
+            help="Only images that such a training did not learn from.",
+            min=0,
+            max=1,
         ),
     ] = 1,
     config: ConfigOption = None,

@@ -110,7 +110,7 @@ RateOption = Annotated[
     float | None, option("--learning-rate", metavar="X", help="The highest one; it rises and falls.", min=0)
 ]
 HeldOutOption = Annotated[
-    float, option("--held-out", metavar="SHARE", help="Of the images, for the scores.", min=0)
+    float, option("--held-out", metavar="SHARE", help="Of the images, for the scores.", min=0, max=1)
 ]
 GpusOption = Annotated[str, option("--gpus", metavar="LIST", help="Such as 0,2. Default: all.")]
 ProcessesOption = Annotated[int, option("--processes", metavar="N", help="On a machine without GPUs.", min=1)]
@@ -152,6 +152,8 @@ def _make_command(task: Task) -> Callable[..., None]:
         prepare: PrepareOption = False,
         config: ConfigOption = None,
     ) -> None:
+        if 0 in (epochs, learning_rate):
+            raise WrongArgument("--epochs and --learning-rate must be greater than 0.")
         options = Options(
             base=base,
             out=Path(os.path.abspath(out)),
@@ -294,7 +296,7 @@ def make_job(task: Task, options: Options, config: Config, data: Data, processes
         seed=options.seed,
         trackers=options.trackers,
         project=options.out.name,
-        **{key: value for key, value in changes.items() if value},
+        **{key: value for key, value in changes.items() if value is not None},
     )
     return TrainingJob(
         task=task,

@@ -22,6 +22,7 @@ from tests.stages.captioners import make_blip
 from visiond.training.command import choose_places
 from visiond.training.data import LabelledImage, check, read_file, read_store, split
 from visiond.training.job import check_base
+from visiond.training.launch import describe
 
 
 def make_samples(count: int) -> list[LabelledImage]:
@@ -125,3 +126,27 @@ def test_a_gpu_that_is_not_there_is_refused_by_its_number() -> None:
     assert choose_places([], "", 2) == [("", "the CPU")] * 2
     with pytest.raises(WrongArgument, match=r"no GPU has the number 3\. There is no GPU here"):
         choose_places([], "3", 1)
+
+
+@pytest.mark.parametrize(
+    ("option", "number", "said"),
+    [
+        ("--epochs", "0", "must be greater than 0"),
+        ("--learning-rate", "0", "must be greater than 0"),
+        ("--held-out", "2", "less than or equal to 1"),
+    ],
+)
+def test_a_number_that_no_training_can_have_is_refused(
+    tmp_path: Path, option: str, number: str, said: str
+) -> None:
+    place = Place(tmp_path / "place")
+    ended = place.command("train", "detector", "--base", "mini", "--out", "mine", option, number)
+    assert (ended.returncode, said in " ".join(ended.stderr.split())) == (os.EX_USAGE, True)
+    assert not (tmp_path / "place/mine").exists()
+
+
+def test_a_line_of_the_log_says_how_long_the_rest_takes() -> None:
+    line = {"progress": 0.25, "epoch": 3.0, "loss": 1.5, "images_per_second": 12.0, "memory_bytes": 0}
+    assert (
+        describe(line | {"elapsed": 100.0}) == " 25%  epoch 3.00  loss 1.5000  12.0 images/s, 0:05:00 to go"
+    )
