@@ -282,6 +282,13 @@ def test_labels_of_no_known_image_are_an_error_that_names_one(labels: Place) -> 
     assert "1 name found at no image that is DONE, such as gone.ppm. --images FOLDER says" in ended.stderr
 
 
+def test_lines_of_text_of_people_are_shown_on_one_line(labels: Place) -> None:
+    file = labels.folder / "text.csv"
+    file.write_text('path,text\n0.ppm,"one\ntwo"\n')
+    assert labels.command("labels", "import", file).returncode == 0
+    assert "text by people (text.csv)  one / two" in labels.command("show", "0.ppm").stdout
+
+
 def test_labels_of_images_that_wait_are_left_out_with_the_advice_to_import_them_later(labels: Place) -> None:
     (labels.folder / "new").mkdir()
     for number in range(2):
