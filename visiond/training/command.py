@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from daemon.core.errors import MissingLibrary, NotWritable, WrongArgument
-from daemon.core.hints import quantity
+from daemon.core.hints import command, quantity
 from daemon.system.gpus import Gpu, list_gpus
 from daemon.terminal.display import errors, printable
 from daemon.terminal.options import ConfigOption, flag, option, read_config
@@ -129,7 +129,7 @@ PrepareOption = Annotated[
 
 
 def _make_command(task: Task) -> Callable[..., None]:
-    def command(
+    def train_task(
         out: OutOption,
         base: BaseOption = "",
         labels: LabelsOption = None,
@@ -176,8 +176,8 @@ def _make_command(task: Task) -> Callable[..., None]:
         train_own(task, options, settings, places, force=force, prepare=prepare)
 
     first, base, labels = TEXTS[task]
-    command.__doc__ = ABOUT.format(first=first, task=task, base=base, labels=labels)
-    return command
+    train_task.__doc__ = ABOUT.format(first=first, task=task, base=base, labels=labels)
+    return train_task
 
 
 for _task in TEXTS:
@@ -232,11 +232,15 @@ def train_own(
     if prepare:
         _say(f"{file} is ready. docs/training.md says how torchrun trains with it on several hosts.")
         return
-    _say(f"Training on {', '.join(name for _, name in places)}; work in {job.work}.")
     try:
+        _say(f"Training on {', '.join(name for _, name in places)}; work in {job.work}.")
         train(job, [TrainingPlace(*place) for place in places], _say)
     except InUse as error:
         raise WrongArgument(str(error)) from error
+    except (KeyboardInterrupt, SystemExit):
+        again = command("train", task, "--out", options.out, "--resume")
+        errors.print(printable(f"Stopped. `{again}` continues from the last checkpoint."))
+        raise
     forget(Path(job.out), config.models.folder)  # its files are others now, and that is right
     _say(f"\n{options.out} has the model. To use it, write into daemon.toml:\n\n    [stages.{STAGES[task]}]")
     _say(f'    model = "{options.out}"')

@@ -150,3 +150,8 @@ def test_a_line_of_the_log_says_how_long_the_rest_takes() -> None:
     assert (
         describe(line | {"elapsed": 100.0}) == " 25%  epoch 3.00  loss 1.5000  12.0 images/s, 0:05:00 to go"
     )
+
+
+def test_a_training_without_a_base_says_where_the_names_are(tmp_path: Path) -> None:
+    with pytest.raises(WrongArgument, match="`visiond models list --stage clip` shows"):
+        check_base("tags", "", load(Place(tmp_path / "place").config))

@@ -166,6 +166,26 @@ def test_what_a_detector_is_shown_of_a_box_is_what_it_answers_with(
     assert 0 < mirrored < len(images)
 
 
+def test_a_training_that_is_stopped_says_what_continues_it(folder: Path, base: Make, tmp_path: Path) -> None:
+    words = ["--base", base("clip"), "--out", "mine", "--labels", folder / "tags.csv"]
+    with subprocess.Popen(
+        [*python("-m", "daemon", "train", "tags"), *words],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout
+        assert any(line.startswith("Training on") for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + signal.SIGINT
+    assert f"Stopped. `visiond train tags --out {tmp_path / 'mine'} --resume` continues" in " ".join(
+        said.split()
+    )
+
+
 def test_a_killed_training_that_is_resumed_ends_with_the_same_weights(
     base: Make, data: Data, tmp_path: Path
 ) -> None:
