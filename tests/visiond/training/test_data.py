@@ -46,6 +46,11 @@ def test_one_of_a_few_images_is_held_out() -> None:
     assert not split(Kind.TAGS, make_samples(3), Counter(), 0).held_out
 
 
+def test_a_training_for_which_all_images_are_held_out_is_refused() -> None:
+    with pytest.raises(WrongArgument, match="All labelled images are held out"):
+        check(split(Kind.TAGS, make_samples(3), Counter(), 1))
+
+
 def test_an_image_without_a_tag_teaches_nothing_but_one_without_an_object_does() -> None:
     empty = LabelledImage("a.jpg", "00" * 32, 10, 10)
     tags = split(Kind.TAGS, [empty], Counter(), 0)
