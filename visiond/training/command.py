@@ -243,7 +243,9 @@ def train_own(
         raise
     forget(Path(job.out), config.models.folder)  # its files are others now, and that is right
     _say(f"\n{options.out} has the model. To use it, write into daemon.toml:\n\n    [stages.{STAGES[task]}]")
-    _say(f'    model = "{options.out}"')
+    _say(f'    model = "{options.out}"\n')
+    trial = command("compare", "--stage", STAGES[task], "--model", options.out)
+    _say(f"`{trial}` shows what it would change, before any result is replaced.")
 
 
 def forget(path: Path, models_folder: Path) -> None:

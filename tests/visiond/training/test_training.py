@@ -95,6 +95,7 @@ def test_a_detector_learns_labels_and_the_stage_takes_the_result(
     assert told.returncode == 0, told.stderr + told.stdout
     assert "on held-out images mAP" in told.stdout
     out = tmp_path / "mine"
+    assert f"`visiond compare --stage yolo --model {out}` shows" in told.stdout
     assert json.loads((out / "config.json").read_text())["id2label"] == {"0": "circle", "1": "tree"}
     card = (out / "README.md").read_text()
     assert f'model = "{out}"' in card
