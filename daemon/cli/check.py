@@ -354,7 +354,8 @@ def _source(config: Config, spec: StageSpec) -> str:
     model = getattr(config.stages, spec.name).model
     bundled = find_backend(spec.name, spec.backend).bundled
     included = bundled and set(spec.files.values()) <= set(bundled().values())
-    source = "included" if included else f"from {model or f'the pack {config.models.pack}'}"
+    source = f"from {model or f'the pack {config.models.pack}'}" if spec.files else "without weights"
+    source = "included" if included else source
     if spec.options.get("labels") is not None:
         return f"{source}, tags from stages.{spec.name}.options.labels"
     return f"{source}, tags from {spec.files['labels']}" if "labels" in spec.files else source

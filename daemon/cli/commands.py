@@ -278,7 +278,8 @@ def samples(
 
     What each image shows is in FOLDER/.truth.jsonl, a hidden file that an
     inbox ignores. Its boxes are left, top, right and bottom, in pixels of the
-    upright image.
+    upright image. `visiond labels import FOLDER/.truth.jsonl` takes it for
+    labels of people, to try scores and trainings.
 
     Examples:
       visiond samples inbox

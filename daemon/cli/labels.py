@@ -160,8 +160,17 @@ def _print_trouble(found: Matches, left_out: Counter[str], replaced: int) -> Non
         )
     if found.unknown:
         names = quantity(len(found.unknown), "name")
-        hint = "--images FOLDER says where the files are, and with --by-file-name the last part of a name is enough."
-        troubles.append(f"{names} found at no image that is DONE, such as {found.unknown[0]}. {hint}")
+        hints = [
+            f"Of these, {quantity(found.unfinished, 'file')} have not been processed: import the labels again when the images "
+            f"are DONE. `{command('status')}` shows how many wait, and `{command('run', '--once')}` processes them."
+        ] * bool(found.unfinished)
+        if found.unfinished < len(found.unknown):
+            hints.append(
+                "--images FOLDER says where the files are, and with --by-file-name the last part of a name is enough."
+            )
+        troubles.append(
+            f"{names} found at no image that is DONE, such as {found.unknown[0]}. {' '.join(hints)}"
+        )
     for trouble in troubles:
         errors.print(f"[yellow]{printable(trouble)}[/yellow]")
 
@@ -224,7 +233,11 @@ def score(
     held_out: Annotated[
         float,
         option(
-            "--held-out", metavar="SHARE", help="Only images that such a training did not learn from.", min=0
+            "--held-out",
+            metavar="SHARE",
+            help="Only images that such a training did not learn from.",
+            min=0,
+            max=1,
         ),
     ] = 1,
     config: ConfigOption = None,

@@ -259,14 +259,17 @@ def _describe(found: Duplicates, group: Places, ledger: sqlite3.Connection) -> I
 
 
 def _print_summary(found: Duplicates, stage: str, groups: int, limit: int) -> None:
-    others = len(found.others)
-    is_near = "is near a better one" if others == 1 else "are near better ones"
-    errors.print(
-        f"{quantity(groups, 'group')}: of {quantity(len(found.images), 'image')} {others:,} {is_near}; their files have "
-        f"{say_bytes(found.freed_bytes)}."
-    )
+    others, images = len(found.others), quantity(len(found.images), "image")
+    near = "is near a better one; its file has" if others == 1 else "are near better ones; their files have"
+    if others:
+        errors.print(
+            f"{quantity(groups, 'group')}: of {images} {others:,} {near} {say_bytes(found.freed_bytes)}."
+        )
+    else:
+        errors.print(f"No image is near a better one; {images} compared. A lower --near finds more.")
     if groups > limit:
-        errors.print(f"Only the first {quantity(limit, 'group')} shown; --limit N shows more.")
+        shown = "group is" if limit == 1 else f"{limit:,} groups are"
+        errors.print(f"Only the first {shown} shown; --limit N shows more.")
     if found.without:
         first = ", ".join(map(str, found.without[:3]))
         errors.print(

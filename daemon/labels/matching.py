@@ -33,11 +33,13 @@ class KnownImage(NamedTuple):
 
 @dataclass
 class Matches:
-    """images: by name, as the file of labels has it. unknown: names of which the ledger has no result. ambiguous: names
-    that several different images have, with the location of one. by_file_name: how many were found by nothing else."""
+    """images: by name, as the file of labels has it. unknown: names of which the ledger has no result; unfinished: how many of
+    these are of known bytes, as their files are there. ambiguous: names that several different images have, with the location
+    of one. by_file_name: how many were found by nothing else."""
 
     images: dict[str, KnownImage] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
+    unfinished: int = 0
     ambiguous: dict[str, str] = field(default_factory=dict)
     by_file_name: int = 0
 
@@ -52,8 +54,10 @@ def find_images(
     digests = {name: _digest_of(name, folder) for name in dict.fromkeys(names)}
     sizes = _sizes(reader, {*digests.values()} - {b""})
     if left := [name for name, digest in digests.items() if digest not in sizes]:
+        known = {name for name in left if digests[name]}
         digests |= _find_by_path(reader, left, found, step, by_file_name=by_file_name)
         sizes |= _sizes(reader, {digests[name] for name in left} - {b""})
+        found.unfinished = sum(name in known for name in found.unknown)
     found.images = {name: sizes[digest] for name, digest in digests.items() if digest in sizes}
     return found
 

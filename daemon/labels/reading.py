@@ -10,14 +10,44 @@ from typing import Any
 import msgspec
 
 from daemon.core.errors import WrongArgument
-from daemon.core.labels import LeftOut, Said
+from daemon.core.labels import Kind, LeftOut, ObjectLabel, Said
 from daemon.labels.coco import Coco, read_coco
 from daemon.labels.label_studio import LabelTask, read_label_studio
+from daemon.labels.saying import bounds, say
 from daemon.labels.table import read_csv
 from daemon.labels.yolo import CLASSES, read_yolo
 from daemon.results.datasets import MANIFEST
 
-READERS = {".csv": read_csv, ".tsv": read_csv, ".yaml": read_yolo, ".yml": read_yolo, ".txt": read_yolo}
+
+def _read_truth(file: Path, left_out: LeftOut) -> Iterator[Said]:
+    """What `visiond samples` has drawn."""
+    from stages.scenes.truth import read_truth  # with OpenCV, which no other file of labels needs
+
+    try:
+        truths = read_truth(file)
+    except msgspec.MsgspecError as error:
+        raise WrongArgument(
+            f"{file} is not the .truth.jsonl of `visiond samples`, and no other JSON lines can be read: {error}."
+        ) from None
+    for truth in truths:
+        objects = [ObjectLabel(each.label, each.box) for each in truth.objects]
+        lines = [(bounds(line.box), line.text) for line in truth.lines]
+        shown: dict[Kind, list[Any]] = {
+            Kind.OBJECTS: objects,
+            Kind.TAGS: truth.tags,
+            Kind.CAPTION: truth.captions,
+            Kind.TEXT: lines,
+        }
+        size = truth.width, truth.height
+        for kind, parts in shown.items():
+            yield from say(truth.file, kind, parts, size, size)
+
+
+READERS = {
+    **dict.fromkeys((".csv", ".tsv"), read_csv),
+    **dict.fromkeys((".yaml", ".yml", ".txt"), read_yolo),
+    ".jsonl": _read_truth,
+}
 
 
 def read_labels(path: Path, left_out: LeftOut) -> Iterator[Said]:

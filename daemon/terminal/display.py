@@ -291,7 +291,7 @@ def show_labels(labels: Mapping[Kind, Label]) -> None:
 
 def _in_words(value: Value) -> str:
     if isinstance(value, str):
-        return value
+        return " / ".join(value.splitlines())
     return ", ".join(each if isinstance(each, str) else each.label for each in value)
 
 

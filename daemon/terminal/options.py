@@ -27,9 +27,16 @@ def flag(*names: str, help: str, panel: str | None = None) -> Any:
     return typer.Option(*names, metavar="", help=help, rich_help_panel=panel)
 
 
-def option(*names: str, metavar: str, help: str, panel: str | None = None, min: float | None = None) -> Any:
+def option(
+    *names: str,
+    metavar: str,
+    help: str,
+    panel: str | None = None,
+    min: float | None = None,
+    max: float | None = None,
+) -> Any:
     """An option with a value."""
-    return typer.Option(*names, metavar=metavar, help=help, min=min, rich_help_panel=panel)
+    return typer.Option(*names, metavar=metavar, help=help, min=min, max=max, rich_help_panel=panel)
 
 
 ConfigOption = Annotated[

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from daemon.core.errors import MissingLibrary, NotWritable, WrongArgument
-from daemon.core.hints import quantity
+from daemon.core.hints import command, quantity
 from daemon.system.gpus import Gpu, list_gpus
 from daemon.system.signals import INTERRUPTED
 from daemon.terminal.display import errors, printable
@@ -111,7 +111,7 @@ RateOption = Annotated[
     float | None, option("--learning-rate", metavar="X", help="The highest one; it rises and falls.", min=0)
 ]
 HeldOutOption = Annotated[
-    float, option("--held-out", metavar="SHARE", help="Of the images, for the scores.", min=0)
+    float, option("--held-out", metavar="SHARE", help="Of the images, for the scores.", min=0, max=1)
 ]
 GpusOption = Annotated[str, option("--gpus", metavar="LIST", help="Such as 0,2. Default: all.")]
 ProcessesOption = Annotated[int, option("--processes", metavar="N", help="On a machine without GPUs.", min=1)]
@@ -129,7 +129,7 @@ PrepareOption = Annotated[
 
 
 def _make_command(task: Task) -> Callable[..., None]:
-    def command(
+    def train_task(
         out: OutOption,
         base: BaseOption = "",
         labels: LabelsOption = None,
@@ -152,6 +152,8 @@ def _make_command(task: Task) -> Callable[..., None]:
         prepare: PrepareOption = False,
         config: ConfigOption = None,
     ) -> None:
+        if 0 in (epochs, learning_rate):
+            raise WrongArgument("--epochs and --learning-rate must be greater than 0.")
         options = Options(
             base=base,
             out=Path(os.path.abspath(out)),
@@ -174,8 +176,8 @@ def _make_command(task: Task) -> Callable[..., None]:
         train_own(task, options, settings, places, force=force, prepare=prepare)
 
     first, base, labels = TEXTS[task]
-    command.__doc__ = ABOUT.format(first=first, task=task, base=base, labels=labels)
-    return command
+    train_task.__doc__ = ABOUT.format(first=first, task=task, base=base, labels=labels)
+    return train_task
 
 
 for _task in TEXTS:
@@ -228,14 +230,20 @@ def train_own(
     if prepare:
         _say(f"{file} is ready. docs/training.md says how torchrun trains with it on several hosts.")
         return
-    _say(f"Training on {', '.join(name for _, name in places)}; work in {job.work}.")
     try:
+        _say(f"Training on {', '.join(name for _, name in places)}; work in {job.work}.")
         train(job, [TrainingPlace(*place) for place in places], _say)
     except InUse as error:
         raise WrongArgument(str(error)) from error
+    except (KeyboardInterrupt, SystemExit):
+        again = command("train", task, "--out", options.out, "--resume")
+        errors.print(printable(f"Stopped. `{again}` continues from the last checkpoint."))
+        raise
     forget(Path(job.out), config.models.folder)  # its files are others now, and that is right
     _say(f"\n{options.out} has the model. To use it, write into daemon.toml:\n\n    [stages.{STAGES[task]}]")
-    _say(f'    model = "{options.out}"')
+    _say(f'    model = "{options.out}"\n')
+    trial = command("compare", "--stage", STAGES[task], "--model", options.out)
+    _say(f"`{trial}` shows what it would change, before any result is replaced.")
 
 
 def forget(path: Path, models_folder: Path) -> None:
@@ -298,7 +306,7 @@ def make_job(task: Task, options: Options, config: Config, data: Data, processes
         seed=options.seed,
         trackers=options.trackers,
         project=options.out.name,
-        **{key: value for key, value in changes.items() if value},
+        **{key: value for key, value in changes.items() if value is not None},
     )
     return TrainingJob(
         task=task,

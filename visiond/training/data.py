@@ -171,6 +171,10 @@ def _list_stems(folder: Path) -> dict[str, Path]:
 
 def check(data: Data) -> None:
     """Raises WrongArgument if there is nothing to learn."""
+    if not data.learnt and data.held_out:
+        raise WrongArgument(
+            "All labelled images are held out, so there is nothing to learn: lower --held-out."
+        )
     if not data.learnt:
         why = "".join(f" Left out: {reason} ({number:,})." for reason, number in data.left_out.items())
         raise WrongArgument(f"There are no labels of the kind {data.kind} to learn from.{why}")

@@ -54,7 +54,10 @@ def check_base(task: Task, name: str, config: Config) -> None:
     """Called before the labels are read and a model is pulled, which would be in vain. Writes nothing. Raises ModelsUnusable,
     WrongArgument."""
     if not name:
-        raise WrongArgument("--base says which model to begin with, such as --base rf-detr-small.")
+        raise WrongArgument(
+            "--base says which model to begin with: a folder, or a name that "
+            f"`visiond models list --stage {STAGES[task]}` shows."
+        )
     stage, published = STAGES[task], names.parse(name)
     if published and published.entry and published.entry.stage == stage and not Path(name).exists():
         backend, kind = find_backend(published.entry), ""

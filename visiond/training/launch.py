@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -152,9 +153,13 @@ def describe(entry: Mapping[str, Any]) -> str:
         figures = ", ".join(f"{name} {value:.3f}" for name, value in scores.items() if value is not None)
         return f"epoch {entry['epoch']:.2f}: on held-out images {figures}"
     memory = f", {entry['memory_bytes'] / 2**30:.1f} GiB" if entry["memory_bytes"] else ""
+    progress = min(max(entry["progress"], 1e-6), 1)
+    left = timedelta(
+        seconds=round(entry["elapsed"] * (1 / progress - 1))
+    )  # elapsed: in all runs, with scoring
     return (
-        f"{min(entry['progress'], 1):4.0%}  epoch {entry['epoch']:.2f}  loss {entry['loss']:.4f}  "
-        f"{entry['images_per_second']:.1f} images/s{memory}"
+        f"{progress:4.0%}  epoch {entry['epoch']:.2f}  loss {entry['loss']:.4f}  "
+        f"{entry['images_per_second']:.1f} images/s{memory}, {left} to go"
     )
 
 

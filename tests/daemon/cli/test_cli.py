@@ -227,6 +227,17 @@ def test_a_search_says_that_it_shows_only_some(place: Place, words: list[str]) -
     assert "--limit" not in place.command("search", *words, "--limit", count).stderr
 
 
+def test_a_single_image_is_in_no_group_of_near_duplicates(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(1))
+    assert place.run_once().returncode == 0
+    told = place.command("duplicates")
+    assert (told.stdout, told.stderr) == (
+        "",
+        "No image is near a better one; 1 image compared. A lower --near finds more.\n",
+    )
+
+
 def test_duplicates_are_images_with_near_embeddings_and_the_best_of_a_group_comes_first(
     tmp_path: Path,
 ) -> None:
@@ -250,7 +261,7 @@ def test_duplicates_are_images_with_near_embeddings_and_the_best_of_a_group_come
     assert [row[:2] for row in rows] == [["1", "1.000"]] * len(groups[0])
     assert [int(row[2]) for row in rows] == groups[0]
     assert f"of 20 images {found['near_duplicates']} are near better ones" in listed.stderr
-    assert ("--limit N" in listed.stderr) == (len(groups) > 1)
+    assert ("Only the first group is shown; --limit N" in listed.stderr) == (len(groups) > 1)
     file = tmp_path / "a.csv"
     for options, written in (((), 20), (("--unique",), 20 - found["near_duplicates"])):
         exported = place.command("export", "--near", 0.95, *options, "--force", file)
@@ -604,9 +615,14 @@ def test_every_wrong_option_of_a_stage_is_reported_before_any_worker_starts(
 
 
 def test_check_names_what_the_weights_of_each_stage_are_and_that_their_digests_hold(tmp_path: Path) -> None:
-    place = Place(tmp_path, {"stages": {"yolo": {"backend": "ultralytics"}}})
+    settings = {
+        "stages": {"yolo": {"backend": "ultralytics"}, "hash": {"backend": "phash"}},
+        "pipeline": {"stages": ["yolo", "hash"]},
+    }
+    place = Place(tmp_path, settings)
     told = say(place, "check", "--quick")
     assert "models: yolo: backend ultralytics, float32, from the pack mini." in told
+    assert "models: hash: backend phash, float64, without weights." in told
     assert "models: the digests of all files in use are as recorded." in told
 
 

@@ -282,6 +282,25 @@ def test_labels_of_no_known_image_are_an_error_that_names_one(labels: Place) -> 
     assert "1 name found at no image that is DONE, such as gone.ppm. --images FOLDER says" in ended.stderr
 
 
+def test_lines_of_text_of_people_are_shown_on_one_line(labels: Place) -> None:
+    file = labels.folder / "text.csv"
+    file.write_text('path,text\n0.ppm,"one\ntwo"\n')
+    assert labels.command("labels", "import", file).returncode == 0
+    assert "text by people (text.csv)  one / two" in labels.command("show", "0.ppm").stdout
+
+
+def test_labels_of_images_that_wait_are_left_out_with_the_advice_to_import_them_later(labels: Place) -> None:
+    (labels.folder / "new").mkdir()
+    for number in range(2):
+        (labels.folder / f"new/new{number}.ppm").write_bytes(picture(2000 + number))
+    ended = say(labels, tags_of("new0.ppm", "new1.ppm"), "--images", str(labels.folder / "new"))
+    assert ended.returncode == os.EX_NOINPUT
+    assert (
+        "such as new0.ppm. Of these, 2 files have not been processed: import the labels again" in ended.stderr
+    )
+    assert "--by-file-name" not in ended.stderr
+
+
 def test_boxes_fit_the_image_also_if_it_was_labelled_as_a_smaller_copy() -> None:
     image, left_out = KnownImage(ONE, 400, 300), Counter[str]()
     outside = ObjectLabel("cat", (41.0, 0.0, 50.0, 9.0))

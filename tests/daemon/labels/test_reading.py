@@ -13,6 +13,8 @@ import pytest
 from daemon.core.errors import WrongArgument
 from daemon.core.labels import Kind, ObjectLabel, Said
 from daemon.labels.reading import read_labels
+from stages.scenes.generator import write_samples
+from stages.scenes.truth import TRUTH, read_truth
 
 # As the converter of label-studio-sdk 2.1.2 writes COCO's boxes, and as a project exports a turned rectangle and an outline.
 RECTANGLE = {
@@ -281,11 +283,30 @@ def test_csv_of_excel_and_of_pandas_is_read_too(tmp_path: Path, text: str, encod
     assert read(tmp_path / "a.csv")[0] == Said("a.jpg", Kind.TAGS, ["cat", "b"])
 
 
+def test_what_samples_show_is_read_as_labels_of_every_kind(tmp_path: Path) -> None:
+    write_samples(tmp_path, 12, 1)
+    said = list(read_labels(tmp_path / TRUTH, print))
+    by_image = {(each.name, each.kind): each for each in said}
+    truths = read_truth(tmp_path / TRUTH)
+    assert len(said) == len(by_image) == 12 * len(Kind)
+    assert any(truth.lines for truth in truths)
+    for truth in truths:
+        size = (truth.width, truth.height)
+        objects = [ObjectLabel(each.label, each.box) for each in truth.objects]
+        assert by_image[truth.file, Kind.OBJECTS] == (truth.file, Kind.OBJECTS, objects, size, size)
+        assert by_image[truth.file, Kind.TAGS].value == truth.tags
+        assert by_image[truth.file, Kind.CAPTION].value == truth.captions
+        text = by_image[truth.file, Kind.TEXT].value
+        assert isinstance(text, str)
+        assert sorted(text.splitlines()) == sorted(line.text for line in truth.lines)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
         ("a.json", '{"shapes": []}', "neither COCO .* nor an export of Label Studio"),
         ("a.json", '[{"image": "x", "label": []}]', "neither COCO .* missing required field `data`"),
+        ("a.jsonl", '{"path": "a.jpg"}\n', "is not the .truth.jsonl of `visiond samples`"),
         ("a.csv", "path,class\n", "needs a column that names the image .* It has path, class"),
         ("data.yaml", "train: images\n", "does not say what its classes are"),
         ("data.yaml", "names: [cat]\n", "class 7, and only 1 classes have names"),

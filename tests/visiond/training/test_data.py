@@ -27,6 +27,7 @@ from visiond.training import data, job
 from visiond.training.command import choose_places, train_app
 from visiond.training.data import LabelledImage, check, read_file, read_store, split
 from visiond.training.job import check_base
+from visiond.training.launch import describe
 
 
 def make_samples(count: int) -> list[LabelledImage]:
@@ -48,6 +49,11 @@ def test_one_of_a_few_images_is_held_out() -> None:
     data = split(Kind.TAGS, make_samples(3), Counter(), 0.01)
     assert (len(data.learnt), len(data.held_out)) == (2, 1)
     assert not split(Kind.TAGS, make_samples(3), Counter(), 0).held_out
+
+
+def test_a_training_for_which_all_images_are_held_out_is_refused() -> None:
+    with pytest.raises(WrongArgument, match="All labelled images are held out"):
+        check(split(Kind.TAGS, make_samples(3), Counter(), 1))
 
 
 def test_an_image_without_a_tag_teaches_nothing_but_one_without_an_object_does() -> None:
@@ -163,3 +169,32 @@ def test_a_gpu_that_is_not_there_is_refused_by_its_number() -> None:
     assert choose_places([], "", 2) == [("", "the CPU")] * 2
     with pytest.raises(WrongArgument, match=r"no GPU has the number 3\. There is no GPU here"):
         choose_places([], "3", 1)
+
+
+@pytest.mark.parametrize(
+    ("option", "number", "said"),
+    [
+        ("--epochs", "0", "must be greater than 0"),
+        ("--learning-rate", "0", "must be greater than 0"),
+        ("--held-out", "2", "less than or equal to 1"),
+    ],
+)
+def test_a_number_that_no_training_can_have_is_refused(
+    tmp_path: Path, option: str, number: str, said: str
+) -> None:
+    place = Place(tmp_path / "place")
+    ended = place.command("train", "detector", "--base", "mini", "--out", "mine", option, number)
+    assert (ended.returncode, said in " ".join(ended.stderr.split())) == (os.EX_USAGE, True)
+    assert not (tmp_path / "place/mine").exists()
+
+
+def test_a_line_of_the_log_says_how_long_the_rest_takes() -> None:
+    line = {"progress": 0.25, "epoch": 3.0, "loss": 1.5, "images_per_second": 12.0, "memory_bytes": 0}
+    assert (
+        describe(line | {"elapsed": 100.0}) == " 25%  epoch 3.00  loss 1.5000  12.0 images/s, 0:05:00 to go"
+    )
+
+
+def test_a_training_without_a_base_says_where_the_names_are(tmp_path: Path) -> None:
+    with pytest.raises(WrongArgument, match="`visiond models list --stage clip` shows"):
+        check_base("tags", "", load(Place(tmp_path / "place").config))

@@ -95,6 +95,7 @@ def test_a_detector_learns_labels_and_the_stage_takes_the_result(
     assert told.returncode == 0, told.stderr + told.stdout
     assert "on held-out images mAP" in told.stdout
     out = tmp_path / "mine"
+    assert f"`visiond compare --stage yolo --model {out}` shows" in told.stdout
     assert json.loads((out / "config.json").read_text())["id2label"] == {"0": "circle", "1": "tree"}
     card = (out / "README.md").read_text()
     assert f'model = "{out}"' in card
@@ -164,6 +165,26 @@ def test_what_a_detector_is_shown_of_a_box_is_what_it_answers_with(
         down, across = learner.detr.filled(image)
         assert (down < 1, across) == (True, 1.0)
     assert 0 < mirrored < len(images)
+
+
+def test_a_training_that_is_stopped_says_what_continues_it(folder: Path, base: Make, tmp_path: Path) -> None:
+    words = ["--base", base("clip"), "--out", "mine", "--labels", folder / "tags.csv"]
+    with subprocess.Popen(
+        [*python("-m", "daemon", "train", "tags"), *words],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout
+        assert any(line.startswith("Training on") for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + signal.SIGINT
+    assert f"Stopped. `visiond train tags --out {tmp_path / 'mine'} --resume` continues" in " ".join(
+        said.split()
+    )
 
 
 def test_a_killed_training_that_is_resumed_ends_with_the_same_weights(
