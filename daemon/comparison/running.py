@@ -18,7 +18,7 @@ from daemon.inbox.origin import origin_of
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
 from daemon.ledger.rows import Stored, read_stored
-from daemon.maintenance.keeping import Keep, Keeper
+from daemon.maintenance.keeping import Keep, AnswerKeeper
 from daemon.system.gpus import list_gpus
 from daemon.system.signals import noting_stop
 from stages.contract.base import Reason
@@ -72,7 +72,7 @@ def run_stage(
         used = _find_used(stage, models)
         known = _find_earlier(stored, reader, used)
         before, started = count_joules(devices), time.monotonic()
-        keeper, reuse = Keeper(models[stage], keep), config.pipeline.reuse_results
+        keeper, reuse = AnswerKeeper(models[stage], keep), config.pipeline.reuse_results
         failures: Counter[str] = Counter()
         computed = 0
         try:

@@ -34,7 +34,7 @@ class ModelAnswers(msgspec.Struct, frozen=True):
 Keep = Callable[[ModelAnswers], int]  # returns how many of the answers are new
 
 
-class Keeper:
+class AnswerKeeper:
     """Keeps the answers of a model, in groups as they are sent to a daemon. kept: how many were new. trouble: why those that
     came last are not kept; they are tried again with the next ones."""
 

@@ -32,7 +32,7 @@ from daemon.labels.store import LabelStore
 from daemon.ledger import statements
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader, open_reader
-from daemon.maintenance.keeping import GROUP, Keeper, ModelAnswers
+from daemon.maintenance.keeping import GROUP, AnswerKeeper, ModelAnswers
 from daemon.results import choice
 from daemon.results.choice import draw, find_records
 from daemon.server.answers import ANSWERS_BYTES
@@ -296,7 +296,7 @@ def test_answers_that_could_not_be_kept_are_tried_again_with_the_next_ones() -> 
         kept.extend(digest for digest, _ in group.answers)
         return len(group.answers)
 
-    keeper, is_starting = Keeper(model, keep), True
+    keeper, is_starting = AnswerKeeper(model, keep), True
     digests = [b"%d" % number for number in range(GROUP + 10)]
     for digest in digests:
         keeper.add(digest, Output(b"{}", 0.1))
@@ -491,7 +491,7 @@ def test_answers_are_kept_in_requests_that_a_daemon_takes_without_a_pause() -> N
         groups.append(group)
         return len(group.answers)
 
-    keeper = Keeper(model, keep)
+    keeper = AnswerKeeper(model, keep)
     for number, output in outputs.items():
         keeper.add(b"%d" % number, output)
     keeper.flush()
