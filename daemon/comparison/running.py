@@ -18,7 +18,7 @@ from daemon.inbox.origin import origin_of
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
 from daemon.ledger.rows import Stored, read_stored
-from daemon.maintenance.keeping import Keep, AnswerKeeper
+from daemon.maintenance.keeping import AnswerKeeper, Keep
 from daemon.system.gpus import list_gpus
 from daemon.system.signals import noting_stop
 from stages.contract.base import Reason
