@@ -63,14 +63,12 @@ def explain(config: Config) -> Explanation:
         shares = [f"{name} {seconds / total:.0%}" for name, seconds in trial.stage_seconds.items() if total]
         rates = [rate, f"Time of the stages: {', '.join(shares)}."]
     else:
-        rates = [
-            f"Expected rate: not known for this machine with these models; `{command('tune')}` measures it.",
-            *compare(used),
-        ]
+        how = f"; `{command('tune')}` measures it" if config.pipeline.prefer == "throughput" else ""
+        rates = [f"Expected rate: not known for this machine with these models{how}.", *compare(used)]
     seconds = [f"Second look {look.name}: {look.describe()}." for look in looks]
     sentences = [
         *_describe(layout.placement, specs, used),
-        *_prefer(config),
+        *_prefer(config, specs),
         *seconds,
         *_name(used),
         *_bind(layout.cores),
@@ -88,10 +86,15 @@ def explain_other(config: Config, gpus: list[Gpu]) -> Explanation:
     workers = sum(len(segment.devices) for segment in placement.segments)
     sentences = [
         *_describe(placement, specs, gpus),
-        *_prefer(config),
+        *_prefer(config, specs),
         f"That needs at least {workers * CORES_PER_WORKER} cores and {workers * WORKER_BYTES >> 30} GiB of the host's "
         "memory; with less there are fewer workers.",
-        f"Expected rate: not known; only memory was considered. `{command('tune')}` measures it on that machine.",
+        "Expected rate: not known; only memory was considered."
+        + (
+            f" `{command('tune')}` measures it on that machine."
+            if config.pipeline.prefer == "throughput"
+            else ""
+        ),
         *compare(gpus),
     ]
     return _explanation(placement, specs, None, sentences)
@@ -150,12 +153,16 @@ def _describe(placement: Placement, specs: Sequence[StageSpec], gpus: Sequence[G
     return lines
 
 
-def _prefer(config: Config) -> list[str]:
+def _prefer(config: Config, specs: Sequence[StageSpec]) -> list[str]:
     if config.pipeline.prefer == "throughput":
         return []
+    most = LATENCY | {f"batch_size of {spec.name}": LATENCY_BATCHES.usual for spec in specs}
+    used = {name: getattr(config.pipeline, name) for name in LATENCY}
+    used |= {f"batch_size of {spec.name}": spec.batch_size for spec in specs}
+    larger = [f"{name} is {value}" for name, value in used.items() if value > most[name]]
+    why = f" But images wait for others, as daemon.toml says so: {', '.join(larger)}." if larger else ""
     return [
-        "Preference: latency. Unless they are set, that is one worker on each device, one batch at a time, and batches of up "
-        f"to {LATENCY_BATCHES.usual} images; models are prepared for single images, and `visiond tune` is not used."
+        f"Preference: latency; models are prepared for single images, and `{command('tune')}` is not used.{why}"
     ]
 
 
