@@ -27,7 +27,7 @@ from stages.contract.processes import environment, python
 from stages.yolo.structure import has_library
 from visiond.training.children import Child, InUse, end_children, locked, start_child, stopped_in_order
 from visiond.training.log import draw_curves, read_log
-from visiond.training.trainer import LOG, TrainerSettings
+from visiond.training.settings import LOG, TrainerSettings
 from visiond_mini.cache import CachePlan, write_cache
 from visiond_mini.card import Card, read_card, read_training, write_card
 from visiond_mini.job import FINAL, DetectorJob, TrainingJob, forget_training

@@ -23,7 +23,8 @@ from stages.weights.packs import Pack, open_pack, resolve_all, verify
 from stages.yolo.descriptor import Objects
 from tests.minipack.test_learners import NAMES, TINY
 from visiond.training.log import draw_curves
-from visiond.training.trainer import LOG, Trainer, TrainerSettings
+from visiond.training.settings import LOG, TrainerSettings
+from visiond.training.trainer import Trainer
 from visiond_mini import mini
 from visiond_mini.cache import LESSON_TOTALS, CachePlan, draw, fit_square, tell_example, write_cache
 from visiond_mini.card import Card, Training, read_card, read_training, write_card

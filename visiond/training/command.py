@@ -202,15 +202,15 @@ def train_own(
     prepare: bool,
 ) -> None:
     """Raises VisiondError."""
-    try:
-        from visiond.training.children import InUse
-        from visiond.training.job import JOB, STAGES, check_base, read_job, write_job
-        from visiond.training.launch import TrainingPlace, train
-    except ImportError as error:
-        raise MissingLibrary(
-            f"Training needs more libraries ({error}). Install them: pip install 'visiond[train]'."
-        ) from error
+    from visiond.training.children import InUse
+    from visiond.training.job import JOB, STAGES, check_base, read_job, write_job
+    from visiond.training.launch import TrainingPlace, train
+
     check_out(options.out, force=force or options.resume)
+    # Only the processes import them.
+    for name in ("accelerate", *(("pycocotools", "scipy") if task == "detector" else ())):
+        if find_spec(name) is None:
+            raise MissingLibrary(f"Training needs {name}: pip install 'visiond[train]'")
     for name in options.trackers:
         if find_spec(name) is None:
             raise MissingLibrary(f"--{name} needs {name}: pip install {name}")
