@@ -57,7 +57,7 @@ class Forked:
         }
         with open(os.devnull, "rb") as stdin:
             streams = [stdin.fileno(), stdout.fileno(), stderr.fileno(), report]
-            with_models = "setup" in arguments[:1] or [*arguments[:2]] == ["models", "pull"]
+            with_models = arguments[0] in ("models", "setup") == ["models", "pull"]
             socket.send_fds(_server(with_models=with_models), [json.dumps(request).encode()], streams)
         os.close(report)
         self.pid = self._read_report()
