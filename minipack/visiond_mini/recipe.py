@@ -2,7 +2,7 @@
 
     python -m visiond_mini.recipe --out stages/mini
 
-`visiond train mini` is the same. On one H200 with 16 cores it takes about a quarter of an hour.
+`visiond train mini` is the same.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ def write_report(options: Options, folder: Path, scores: Mapping[str, Any], logs
 
 def main() -> None:
     try:
-        train_mini(parse_options(__doc__), lambda text: print(text, flush=True))
+        train_mini(parse_options(), lambda text: print(text, flush=True))
     except (TrainingFailed, InUse, PackError) as error:
         sys.exit(str(error))
 
