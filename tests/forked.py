@@ -27,7 +27,7 @@ TOKEN = "VISIOND_TEST_TOKEN"  # names, in the environment of each process, the p
 TOKEN_BYTES = 8
 # What commands import that check a model's preprocessing. Not transformers, which reads the hub's address when it is imported.
 WITH_MODELS = ["torch", "torchvision", "scipy.optimize"]
-_ENVIRONMENT = dict(os.environ)  # before a test changes it
+ENVIRONMENT = dict(os.environ)  # before a test changes it
 
 
 class Forked:
@@ -141,7 +141,7 @@ def _server(*, with_models: bool) -> socket.socket:
     with its:
         server = subprocess.Popen(
             [sys.executable, "-P", program, str(its.fileno()), TOKEN, *(WITH_MODELS if with_models else ())],
-            env={**_ENVIRONMENT, TOKEN: "0" * 2 * TOKEN_BYTES},
+            env={**ENVIRONMENT, TOKEN: "0" * 2 * TOKEN_BYTES},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[its.fileno()],
