@@ -355,6 +355,6 @@ def test_the_plan_says_what_a_preference_for_latency_means(tmp_path: Path) -> No
     assert tuned not in told
     assert "measures it" not in told
     assert "Batches: up to 8 images." in told
-    place.configure({"pipeline": {"workers_per_device": 5}, "stages": {"clip": {"batch_size": 64}}})
+    place.configure({"pipeline": {"workers_per_device": 5}, "stages": {"ocr": {"batch_size": 64}}})
     told = " ".join(place.command("plan").stdout.split())
-    assert f"{tuned}, as daemon.toml says so: workers_per_device is 5, batch_size of clip is 64." in told
+    assert f"{tuned}, as daemon.toml says so: workers_per_device is 5, batch_size of ocr is 64." in told
