@@ -64,7 +64,7 @@ def explain(config: Config) -> Explanation:
         rates = [rate, f"Time of the stages: {', '.join(shares)}."]
     else:
         rates = [
-            f"Expected rate: not known for this machine with these models; `{command('tune')}` measures it.",
+            f"Expected rate: not known for this machine with these models{_say_how(config, '; ', '')}.",
             *compare(used),
         ]
     seconds = [f"Second look {look.name}: {look.describe()}." for look in looks]
@@ -91,7 +91,7 @@ def explain_other(config: Config, gpus: list[Gpu]) -> Explanation:
         *_prefer(config),
         f"That needs at least {workers * CORES_PER_WORKER} cores and {workers * WORKER_BYTES >> 30} GiB of the host's "
         "memory; with less there are fewer workers.",
-        f"Expected rate: not known; only memory was considered. `{command('tune')}` measures it on that machine.",
+        f"Expected rate: not known; only memory was considered{_say_how(config, '. ', ' on that machine')}.",
         *compare(gpus),
     ]
     return _explanation(placement, specs, None, sentences)
@@ -154,9 +154,14 @@ def _prefer(config: Config) -> list[str]:
     if config.pipeline.prefer == "throughput":
         return []
     return [
-        "Preference: latency. Unless they are set, that is one worker on each device, one batch at a time, and batches of up "
-        f"to {LATENCY_BATCHES.usual} images; models are prepared for single images, and `visiond tune` is not used."
+        "Preference: latency. Unless their keys are set, there is one worker on each device, with one batch at a time, of up "
+        f"to {LATENCY_BATCHES.usual} images. Models are prepared for single images; what `visiond tune` measured is not used."
     ]
+
+
+def _say_how(config: Config, before: str, after: str) -> str:
+    """What measures the rate; "" where that command refuses."""
+    return f"{before}`{command('tune')}` measures it{after}" if config.pipeline.prefer == "throughput" else ""
 
 
 def _name(gpus: Sequence[Gpu]) -> list[str]:

@@ -346,10 +346,11 @@ def test_the_plan_of_another_machine_claims_no_rate(tmp_path: Path) -> None:
 
 def test_the_plan_says_what_a_preference_for_latency_means(tmp_path: Path) -> None:
     place = make_place(tmp_path, batch=0)
-    sentence = "Preference: latency. Unless they are set"
+    sentence = "Preference: latency. Unless their keys are set"
     assert sentence not in place.command("plan").stdout
     place.configure({"pipeline": {"prefer": "latency", "workers_per_device": 0}})
-    assert "the tuner looks for the highest rate" in tune(place).stderr.replace("\n", " ")
+    assert "tune` looks for the highest rate" in tune(place).stderr.replace("\n", " ")
     told = place.command("plan", "--gpus", "H200").stdout
     assert sentence in told
     assert "Batches: up to 8 images." in told
+    assert "tune` measures" not in told + place.command("plan").stdout
