@@ -51,6 +51,7 @@ from daemon.terminal.options import (
 )
 from daemon.terminal.progress import Progress
 
+GPUS_SECONDS = 2.0  # that `visiond gpus` waits for the daemon
 UUID_SHOWN = 12  # characters, which are enough to choose a GPU by
 
 app = typer.Typer(
@@ -177,8 +178,8 @@ def gpus(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     found = list_gpus()
     if as_json:
         attributes, snapshot = read_attributes(), None
-        with contextlib.suppress(VisiondError):
-            snapshot = ask_status(read_roughly(config)[0])
+        with contextlib.suppress(VisiondError, msgspec.ValidationError):  # of a daemon of another version
+            snapshot = ask_status(read_roughly(config)[0], GPUS_SECONDS)
         documents = []
         for gpu in found:
             allocated, cached = snapshot.memory_on(gpu.uuid) if snapshot else (None, None)

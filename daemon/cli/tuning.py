@@ -121,12 +121,9 @@ def tune(
         refuse_early(file, lambda: set_keys(text, {("pipeline", "workers_per_device"): 1}), dry_run=dry_run)
     order = TuningPlan(images.absolute() if images else None, count, seconds)
     errors.print("Each setting starts a daemon and measures it. Ctrl-C stops at any time.")
-    with (
-        stoppable(settings, keep=not dry_run) as check,
-        progress(check) as say,
-        reporting(settings, order, send=wandb) as report,
-    ):
-        profile = search(settings, order, keep=not dry_run, force=force, say=say, report=report)
+    with stoppable(settings, keep=not dry_run) as check, progress(check) as say:
+        report = reporting(settings, order, send=wandb)
+        profile = search(settings, order, keep=not dry_run, force=force, say=say, reporting=report)
     best = profile.best
     assert best
     if as_json:

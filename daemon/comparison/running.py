@@ -72,10 +72,9 @@ def run_stage(
         used = _find_used(stage, models)
         known = _find_earlier(stored, reader, used)
         before, started = count_joules(devices), time.monotonic()
-        keeper, reuse = AnswerKeeper(models[stage], keep), config.pipeline.reuse_results
+        reuse, computed = config.pipeline.reuse_results, 0
         failures: Counter[str] = Counter()
-        computed = 0
-        try:
+        with AnswerKeeper(models[stage], keep) as keeper:
             for place, answer in annotator.collect(_read(left, step, stops), known, lambda: stops):
                 record = left[place]
                 if why := _explain(record, stage, answer):
@@ -86,8 +85,6 @@ def run_stage(
                 if reuse and len(known.get(record.digest, UNREAD).outputs) == len(used):
                     keeper.add(record.digest, outputs[record.id])
             seconds, after = time.monotonic() - started, count_joules(devices)
-        finally:
-            keeper.flush()
     failures += Counter(
         {"the comparison was stopped first": len(left) - computed - failures.total()}
     )  # 0: none

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
-import time
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,23 +35,36 @@ Keep = Callable[[ModelAnswers], int]  # returns how many of the answers are new
 
 
 class AnswerKeeper:
-    """Keeps the answers of a model, in groups as they are sent to a daemon. kept: how many were new. trouble: why those that
-    came last are not kept; they are tried again with the next ones."""
+    """A context that keeps the answers of a model, in groups as they are sent to a daemon, every few seconds and at its end. It
+    does so in a thread of its own, as the next answer may take minutes. kept: how many were new. trouble: why those that came
+    last are not kept; they are tried again with the next ones."""
 
     def __init__(self, model: Model, keep: Keep) -> None:
         self.kept = 0
         self.trouble: VisiondError | None = None
         self._model, self._keep = model, keep
         self._left: list[tuple[bytes, Output]] = []
-        self._due = time.monotonic() + KEEP_SECONDS
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> AnswerKeeper:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self.flush()
 
     def add(self, digest: bytes, output: Output) -> None:
         self._left.append((digest, output))
-        if time.monotonic() >= self._due:
+
+    def _run(self) -> None:
+        while not self._over.wait(KEEP_SECONDS):
             self.flush()
 
     def flush(self) -> None:
-        """Keep all that there is."""
+        """Keep all that there is. Only one thread at a time may call it."""
         self.trouble = None
         try:
             while first := self._left[:GROUP]:
@@ -61,7 +74,6 @@ class AnswerKeeper:
                 del self._left[: len(group)]
         except VisiondError as error:
             self.trouble = error
-        self._due = time.monotonic() + KEEP_SECONDS
 
 
 async def keep_answers(ledger: Ledger, groups: Sequence[ModelAnswers]) -> int:

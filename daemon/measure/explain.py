@@ -63,14 +63,12 @@ def explain(config: Config) -> Explanation:
         shares = [f"{name} {seconds / total:.0%}" for name, seconds in trial.stage_seconds.items() if total]
         rates = [rate, f"Time of the stages: {', '.join(shares)}."]
     else:
-        rates = [
-            f"Expected rate: not known for this machine with these models{_say_how(config, '; ', '')}.",
-            *compare(used),
-        ]
+        how = f"; `{command('tune')}` measures it" if config.pipeline.prefer == "throughput" else ""
+        rates = [f"Expected rate: not known for this machine with these models{how}.", *compare(used)]
     seconds = [f"Second look {look.name}: {look.describe()}." for look in looks]
     sentences = [
         *_describe(layout.placement, specs, used),
-        *_prefer(config),
+        *_prefer(config, specs),
         *seconds,
         *_name(used),
         *_bind(layout.cores),
@@ -88,10 +86,15 @@ def explain_other(config: Config, gpus: list[Gpu]) -> Explanation:
     workers = sum(len(segment.devices) for segment in placement.segments)
     sentences = [
         *_describe(placement, specs, gpus),
-        *_prefer(config),
+        *_prefer(config, specs),
         f"That needs at least {workers * CORES_PER_WORKER} cores and {workers * WORKER_BYTES >> 30} GiB of the host's "
         "memory; with less there are fewer workers.",
-        f"Expected rate: not known; only memory was considered{_say_how(config, '. ', ' on that machine')}.",
+        "Expected rate: not known; only memory was considered."
+        + (
+            f" `{command('tune')}` measures it on that machine."
+            if config.pipeline.prefer == "throughput"
+            else ""
+        ),
         *compare(gpus),
     ]
     return _explanation(placement, specs, None, sentences)
@@ -150,18 +153,18 @@ def _describe(placement: Placement, specs: Sequence[StageSpec], gpus: Sequence[G
     return lines
 
 
-def _prefer(config: Config) -> list[str]:
+def _prefer(config: Config, specs: Sequence[StageSpec]) -> list[str]:
     if config.pipeline.prefer == "throughput":
         return []
+    most = LATENCY | {f"batch_size of {spec.name}": LATENCY_BATCHES.usual for spec in specs}
+    used = {name: getattr(config.pipeline, name) for name in LATENCY}
+    used |= {f"batch_size of {spec.name}": spec.batch_size for spec in specs}
+    larger = [f"{name} is {value}" for name, value in used.items() if value > most[name]]
+    why = f" But images wait for others because of daemon.toml: {', '.join(larger)}." if larger else ""
     return [
-        "Preference: latency. Unless their keys are set, there is one worker on each device, with one batch at a time, of up "
-        f"to {LATENCY_BATCHES.usual} images. Models are prepared for single images; what `visiond tune` measured is not used."
+        "Preference: latency; models are prepared for single images, and what `visiond tune` measured is not used."
+        f"{why}"
     ]
-
-
-def _say_how(config: Config, before: str, after: str) -> str:
-    """What measures the rate; "" where that command refuses."""
-    return f"{before}`{command('tune')}` measures it{after}" if config.pipeline.prefer == "throughput" else ""
 
 
 def _name(gpus: Sequence[Gpu]) -> list[str]:

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -51,10 +52,19 @@ class TuningPlan:
 Report = Callable[[int, Trial], None]  # gets the number of a trial, and the trial
 
 
-def tune(config: Config, order: TuningPlan, *, keep: bool, force: bool, say: Say, report: Report) -> Profile:
+def tune(
+    config: Config,
+    order: TuningPlan,
+    *,
+    keep: bool,
+    force: bool,
+    say: Say,
+    reporting: AbstractContextManager[Report],
+) -> Profile:
     """Search until no step gains. Each trial is kept at once, so that an interrupted search can be continued.
 
-    keep: whether to write the profile. force: measure although a daemon is running.
+    keep: whether to write the profile. force: measure although a daemon is running. reporting: entered when nothing stands in
+    the way of measuring.
     """
     gpus = list_gpus()
     config = select_devices(choose_dtypes(config, gpus), gpus)
@@ -64,7 +74,7 @@ def tune(config: Config, order: TuningPlan, *, keep: bool, force: bool, say: Say
     devices = config.pipeline.devices or [gpu.device for gpu in used] or ["cpu"]
     space = find_space(specs, used, host, len(devices))
     machine = Machine.of(used, host.cores, specs)
-    with alone(config, force=force), work_folder(config) as folder:
+    with alone(config, force=force), work_folder(config) as folder, reporting as report:
         say("preparing images")
         sample = make_sample(order, folder / "sample")
         bench = Bench(config, folder, sample, devices, order.seconds)

@@ -107,8 +107,7 @@ class Canary:
     def _run(self, items: list[Item], known: memoryview) -> list[Outcome]:
         """Where images come alone, so do the known ones: what is prepared for a size of batch is then ready for the first
         image."""
-        is_alone = any(spec.lone for spec in self._chain.setup.stages)
-        batches = [[item] for item in items] if is_alone else [items]
+        batches = [[item] for item in items] if self._chain.setup.stages[0].lone else [items]
         replies = [self._chain.run(Batch(0, batch), known, whole=True) for batch in batches]
         return [outcome for reply in replies for outcome in reply.outcomes]
 

@@ -45,10 +45,10 @@ class TextTower:
         self._features = Recorded(lambda tokens: self.model(input_ids=tokens).pooler_output)
 
     def run_single(self) -> None:
-        """Embed one text of each length that `tokenize` makes."""
+        """Embed one text of each length that `tokenize` makes of token ids alone."""
         widths = range(TOKENS_ALIGNED_TO, self.longest + TOKENS_ALIGNED_TO, TOKENS_ALIGNED_TO)
-        for width in [self.longest] if self.full_length else [min(width, self.longest) for width in widths]:
-            self.embed({"input_ids": torch.zeros(1, width, dtype=torch.long)})
+        for width in () if self.full_length else widths:
+            self.embed({"input_ids": torch.zeros(1, min(width, self.longest), dtype=torch.long)})
 
     def tokenize(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Token ids [texts, tokens] on the host. A text that is too long for the model is truncated."""

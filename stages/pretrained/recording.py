@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from stages.contract.base import StageSpec
-from stages.images.devices import device_errors
+from stages.images.devices import device_errors, synchronize
+from stages.pretrained.checkpoints import first_line
 
 TRIALS = 2  # libraries initialize themselves during the first runs, which cannot be recorded
 
@@ -112,13 +113,10 @@ class Recorded:
         try:
             self.recordings[batch.shape] = given, recorder.record(work, lambda: None), answers[0]
         except RuntimeError as error:  # no memory, or work that waits for the GPU
-            if batch.is_cuda:
-                with device_errors():
-                    torch.cuda.synchronize(batch.device)
-            [problem, *_] = str(error).splitlines() or [repr(error)]
-            message = (
-                f"single images take longer, as work on them cannot be recorded as a CUDA graph: {problem}"
-            )
+            with device_errors():
+                synchronize(str(batch.device))
+            why = first_line(error)
+            message = f"single images take longer, as work on them cannot be recorded as a CUDA graph: {why}"
             warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 

@@ -62,6 +62,7 @@ class LibraryNetwork(YoloNetwork):
         self.stride = int(network.stride.max())
         self.is_end_to_end = bool(network.end2end)
         decode_in_float32(network.model[-1])
+        self.anchors: dict[torch.Size, Any] = {}  # of single images, by shape
 
     @property
     def holder(self) -> nn.Module:
@@ -73,6 +74,11 @@ class LibraryNetwork(YoloNetwork):
 
     def forward(self, pixels: Tensor) -> Tensor:
         predictions: Tensor = self.network(pixels)[0]
+        if (
+            len(pixels) == 1
+        ):  # a recording reads them as long as it lives, and the head replaces them for other shapes
+            head: Any = self.network.model[-1]
+            self.anchors[pixels.shape] = head.anchors, head.strides
         return predictions.float()
 
 

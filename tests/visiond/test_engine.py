@@ -165,6 +165,20 @@ def test_an_image_is_answered_as_soon_as_it_has_ended(opened: Open) -> None:
     assert answered == [0, 1]
 
 
+def test_workers_that_are_lost_while_a_caller_is_busy_end_its_call_with_their_error(opened: Open) -> None:
+    annotator = opened()
+    calls = annotator._check()
+
+    def images() -> Iterator[tuple[str, bytes]]:
+        yield "0.ppm", picture(0)
+        wait_for(lambda: not calls._places, "the first image")
+        calls.fail(NoWorkersLeft())
+        yield from ((f"{number}.ppm", picture(number)) for number in range(1, 4))
+
+    with pytest.raises(NoWorkersLeft):
+        list(annotator.collect(images(), {}, bool))
+
+
 def test_threads_share_an_annotator(annotator: Annotator) -> None:
     found = {}
 

@@ -91,7 +91,7 @@ class Calls:
             for place, (name, data) in enumerate(images):
                 self._offer(call, place, inbox, os.fsencode(name), data)
                 yield from self._take(call)
-                if self.error or stopped():
+                if stopped() or (self.error and call.left):
                     break
             while call.left and not (self.error or stopped()):
                 with self._changed:

@@ -346,11 +346,15 @@ def test_the_plan_of_another_machine_claims_no_rate(tmp_path: Path) -> None:
 
 def test_the_plan_says_what_a_preference_for_latency_means(tmp_path: Path) -> None:
     place = make_place(tmp_path, batch=0)
-    sentence = "Preference: latency. Unless their keys are set"
+    sentence, tuned = "Preference: latency; models are prepared for single images", "images wait for others"
     assert sentence not in place.command("plan").stdout
-    place.configure({"pipeline": {"prefer": "latency", "workers_per_device": 0}})
+    place.configure({"pipeline": {"prefer": "latency", "workers_per_device": 1}})
     assert "tune` looks for the highest rate" in tune(place).stderr.replace("\n", " ")
     told = place.command("plan", "--gpus", "H200").stdout
     assert sentence in told
+    assert tuned not in told
+    assert "measures it" not in told
     assert "Batches: up to 8 images." in told
-    assert "tune` measures" not in told + place.command("plan").stdout
+    place.configure({"pipeline": {"workers_per_device": 5}, "stages": {"ocr": {"batch_size": 64}}})
+    told = " ".join(place.command("plan").stdout.split())
+    assert f"{tuned} because of daemon.toml: workers_per_device is 5, batch_size of ocr is 64." in told

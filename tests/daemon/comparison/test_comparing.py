@@ -32,6 +32,7 @@ from daemon.labels.store import LabelStore
 from daemon.ledger import statements
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader, open_reader
+from daemon.maintenance import keeping
 from daemon.maintenance.keeping import GROUP, AnswerKeeper, ModelAnswers
 from daemon.results import choice
 from daemon.results.choice import draw, find_records
@@ -306,6 +307,14 @@ def test_answers_that_could_not_be_kept_are_tried_again_with_the_next_ones() -> 
     keeper.add(b"last", Output(b"{}", 0.1))
     keeper.flush()
     assert (kept, keeper.kept, keeper.trouble) == ([*digests, b"last"], GROUP + 11, None)
+
+
+def test_answers_are_kept_while_the_next_ones_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "KEEP_SECONDS", 0.01)
+    with AnswerKeeper(Model("yolo", "sha256:0", ""), lambda group: len(group.answers)) as keeper:
+        for number in range(3):
+            keeper.add(b"%d" % number, Output(b"{}", 0.1))
+        wait_for(lambda: keeper.kept == 3, "all three to be kept")
 
 
 def test_what_was_computed_before_the_workers_failed_is_kept(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,12 @@ def test_trials_have_the_dtypes_of_all_named_gpus_also_where_one_is_left_out(
     order = tuner.TuningPlan(None, 1, 1.0)
     with pytest.raises(Opened):
         tuner.tune(
-            parse(place.settings, tmp_path), order, keep=False, force=False, say=print, report=lambda *_: None
+            parse(place.settings, tmp_path),
+            order,
+            keep=False,
+            force=False,
+            say=print,
+            reporting=contextlib.nullcontext(lambda *_: None),
         )
     assert tried[0].pipeline.devices == ["cuda:0"]
     assert {getattr(tried[0].stages, name).dtype for name in tried[0].stage_names} == {"float16"}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import cv2
@@ -35,6 +36,19 @@ def test_half_precision_finds_boxes_to_the_pixel(blank_pack: Pack) -> None:
     assert (head._inference(raw).float() - exact).abs().max() > 1
     decode_in_float32(head)
     assert torch.allclose(head._inference(raw), exact, atol=1e-3)
+
+
+def test_what_a_recording_of_a_single_image_reads_stays() -> None:
+    """The head replaces its anchors for each other shape, in trial runs that a recording begins with."""
+    network = library.LibraryNetwork(
+        library.build({"model": library.read_structure("yolo11n.yaml"), "nc": 2})
+    )
+    with torch.inference_mode():
+        network(torch.zeros(1, 3, 64, 64))
+        anchors = weakref.ref(network.network.model[-1].anchors)
+        for shape in ((1, 3, 64, 96), (2, 3, 64, 64)):
+            network(torch.zeros(shape))
+    assert anchors() is not None
 
 
 def test_code_in_a_config_does_not_run(tmp_path: Path) -> None:
