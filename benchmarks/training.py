@@ -29,7 +29,7 @@ from visiond.training.data import Data, LabelledImage, split
 from visiond.training.job import DEFAULTS, KINDS, STAGES, Task, TrainingJob, write_job
 from visiond.training.launch import TrainingPlace, train
 from visiond.training.log import read_log
-from visiond.training.trainer import LOG
+from visiond.training.settings import LOG
 
 GIB = 1 << 30
 TINY = "rf_detr"  # of the tests

@@ -31,6 +31,9 @@ from tests.makers import MODELS, Commits
 COMPUTING = ("acceptance", "minipack", "stages")
 LONGEST = ("faults", "visiond")
 
+# As in the Makefile, and for whoever calls pytest: otherwise all processes compile what they import, each time.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 gc.disable()  # while the tests are collected: what a module makes stays
 keep_memory()  # as in workers, whose stages the tests run
 # Under nohup the daemons of the tests would ignore it, as they should.

@@ -37,7 +37,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests import checker
-from tests.forked import TOKEN, TOKEN_BYTES, Forked, run_forked
+from tests.forked import ENVIRONMENT, TOKEN, TOKEN_BYTES, Forked, run_forked
 
 STAGES = ("ocr", "yolo", "clip", "blip")
 PATIENCE = float(os.environ.get("VISIOND_PATIENCE") or 60.0)  # seconds after which a test gives up
@@ -457,15 +457,16 @@ class Daemon:
         stderr: a descriptor in place of the log's file.
 
         A daemon is forked from the tests' server, which has imported everything. It is a new Python instead where
-        the start itself matters: with one of these arguments, with another PYTHONPATH, or if the test does not wait
-        until it is ready.
+        the start itself matters: with one of these arguments, with another PYTHONPATH than the tests have, or if the
+        test does not wait until it is ready.
         """
         self.place = place
         self.notify = NotifySocket(place.folder / "notify")
         self._log = place.folder / f"log-{secrets.token_hex(4)}.jsonl"
         told = ["run", *options, "--config", str(place.config)]
         changes = {TOKEN: place.token, "NOTIFY_SOCKET": str(self.notify.path)} | environment
-        starts = not ready or prefix or stderr is not None or "PYTHONPATH" in {**os.environ, **environment}
+        paths = [each.get("PYTHONPATH") for each in (ENVIRONMENT, {**os.environ, **environment})]
+        starts = not ready or prefix or stderr is not None or paths[0] != paths[1]
         self.process: subprocess.Popen[bytes] | Forked
         with self._log.open("wb") as log:
             if starts:

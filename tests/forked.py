@@ -25,7 +25,9 @@ from tests.forking import NUMBER
 
 TOKEN = "VISIOND_TEST_TOKEN"  # names, in the environment of each process, the place that it was started for
 TOKEN_BYTES = 8
-_ENVIRONMENT = dict(os.environ)  # before a test changes it
+# What commands import that check a model's preprocessing. Not transformers, which reads the hub's address when it is imported.
+WITH_MODELS = ["torch", "torchvision", "scipy.optimize"]
+ENVIRONMENT = dict(os.environ)  # before a test changes it
 
 
 class Forked:
@@ -55,7 +57,8 @@ class Forked:
         }
         with open(os.devnull, "rb") as stdin:
             streams = [stdin.fileno(), stdout.fileno(), stderr.fileno(), report]
-            socket.send_fds(_server(), [json.dumps(request).encode()], streams)
+            with_models = arguments[0] in ("models", "setup") == ["models", "pull"]
+            socket.send_fds(_server(with_models=with_models), [json.dumps(request).encode()], streams)
         os.close(report)
         self.pid = self._read_report()
 
@@ -131,14 +134,14 @@ def run_forked(
 
 
 @functools.cache
-def _server() -> socket.socket:
+def _server(*, with_models: bool) -> socket.socket:
     """A socket to the server, which ends when this process does."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     program = Path(__file__).with_name("forking.py")
     with its:
         server = subprocess.Popen(
-            [sys.executable, "-P", program, str(its.fileno()), TOKEN],
-            env={**_ENVIRONMENT, TOKEN: "0" * 2 * TOKEN_BYTES},
+            [sys.executable, "-P", program, str(its.fileno()), TOKEN, *(WITH_MODELS if with_models else ())],
+            env={**ENVIRONMENT, TOKEN: "0" * 2 * TOKEN_BYTES},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[its.fileno()],

@@ -56,7 +56,7 @@ def main() -> None:
     token = sys.argv[2]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which then close the socket
     gc.disable()
-    for name in IMPORTED:
+    for name in IMPORTED + sys.argv[3:]:
         importlib.import_module(name)
     sys.modules["daemon.cli.commands"].command_tree()
     gc.freeze()

@@ -183,6 +183,7 @@ class Class:
 
 def test_the_daemon_and_its_commands_load_no_torch() -> None:
     modules = "daemon.service.lifecycle, daemon.pipeline.child, daemon.cli.commands"
+    modules += ", daemon.labels.reading, visiond.training.launch"  # what commands import when they are called
     program = f"import sys, {modules}; print(*({HEAVY!r} & sys.modules.keys()))"
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT

@@ -37,7 +37,11 @@ def train_mini(context: typer.Context) -> None:
 
     try:
         from visiond.training.children import InUse
-        from visiond_mini import options, recipe
+        from visiond_mini import options
+
+        with pack_errors():
+            wanted = options.parse_options(context.args)  # before the next line, which imports torch
+        from visiond_mini import recipe
     except ImportError as error:
         if error.name == "visiond_mini":
             raise MissingLibrary(
@@ -49,9 +53,7 @@ def train_mini(context: typer.Context) -> None:
         ) from error
     try:
         with pack_errors():
-            recipe.train_mini(
-                options.parse_options(recipe.__doc__, context.args), lambda text: print(text, flush=True)
-            )
+            recipe.train_mini(wanted, lambda text: print(text, flush=True))
     except (recipe.TrainingFailed, InUse) as error:
         raise VisiondError(str(error)) from error
 

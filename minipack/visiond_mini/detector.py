@@ -28,7 +28,7 @@ from stages.weights.published import Vocabulary, make_yolo
 from stages.yolo import library
 from stages.yolo.weights import read_weights
 from visiond.training.log import cut_log
-from visiond.training.trainer import LOG
+from visiond.training.settings import LOG
 from visiond_mini.cache import label_line, open_dataset, read_upright
 from visiond_mini.job import WEIGHTS, DetectorJob, forget_training
 from visiond_mini.mini import Sizes

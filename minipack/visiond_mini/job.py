@@ -18,7 +18,8 @@ from stages.contract.folders import remove_folder
 from stages.contract.processes import die_with
 from stages.weights.published import Models, Vocabulary
 from visiond.training.hardware import TrainingBatches, make_accelerator, make_deterministic
-from visiond.training.trainer import CHECKPOINTS, Trainer, TrainerSettings
+from visiond.training.settings import CHECKPOINTS, TrainerSettings
+from visiond.training.trainer import Trainer
 from visiond_mini import mini
 from visiond_mini.cache import COLOR_NAMES
 from visiond_mini.dataset import Examples

@@ -1,4 +1,4 @@
-"""The options of `visiond train mini`."""
+"""The options of `visiond train mini`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from stages.contract.manifest import MANIFEST, PackError
+
+ABOUT = """\
+Makes the mini pack: scenes, three trainings in parallel, scores, and the pack with its card.
+
+On one H200 with 16 cores it takes about a quarter of an hour."""
 
 KINDS = ("yolo", "clip", "blip")
 
@@ -40,11 +45,11 @@ class Options:
     batch_sizes: Mapping[str, int] = field(default_factory=lambda: {"yolo": 256, "clip": 1024, "blip": 512})
 
 
-def parse_options(description: str | None, arguments: Sequence[str] | None = None) -> Options:
+def parse_options(arguments: Sequence[str] | None = None) -> Options:
     defaults = Options(out=Path(), workdir=Path())
     parser = argparse.ArgumentParser(
         prog="visiond train mini",
-        description=description,
+        description=ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(

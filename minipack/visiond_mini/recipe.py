@@ -2,7 +2,7 @@
 
     python -m visiond_mini.recipe --out stages/mini
 
-`visiond train mini` is the same. On one H200 with 16 cores it takes about a quarter of an hour.
+`visiond train mini` is the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stages.contract.processes import environment, python
 from stages.yolo.structure import has_library
 from visiond.training.children import Child, InUse, end_children, locked, start_child, stopped_in_order
 from visiond.training.log import draw_curves, read_log
-from visiond.training.trainer import LOG, TrainerSettings
+from visiond.training.settings import LOG, TrainerSettings
 from visiond_mini.cache import CachePlan, write_cache
 from visiond_mini.card import Card, read_card, read_training, write_card
 from visiond_mini.job import FINAL, DetectorJob, TrainingJob, forget_training
@@ -295,7 +295,7 @@ def write_report(options: Options, folder: Path, scores: Mapping[str, Any], logs
 
 def main() -> None:
     try:
-        train_mini(parse_options(__doc__), lambda text: print(text, flush=True))
+        train_mini(parse_options(), lambda text: print(text, flush=True))
     except (TrainingFailed, InUse, PackError) as error:
         sys.exit(str(error))
 

@@ -31,6 +31,8 @@ READERS = (
     ),
 )
 
+VERTICAL_RATIO = 1.5  # height / width from which a line counts as vertical text and is turned
+
 Point = tuple[float, float]
 
 

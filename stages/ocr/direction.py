@@ -11,6 +11,7 @@ numbers and words of left-to-right scripts keep their direction. PaddleOCR and r
 takes the direction of a line from its leftmost letter; that is wrong for an Arabic line that ends with a Latin word.
 
 A picture does not show everything: a number beside a Latin word is read together with it, from left to right.
+Imports no torch and no cv2: labels of people are put in order by the same rules.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ import re
 from collections.abc import Sequence
 from itertools import groupby, pairwise
 from statistics import median, median_low
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unicodedata import bidirectional
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stages.ocr.dbpost import NEXT, Quads
-from stages.ocr.warp import VERTICAL_RATIO
+from stages.ocr.descriptor import VERTICAL_RATIO
+
+if TYPE_CHECKING:
+    from stages.ocr.dbpost import Quads
 
 SURE = 0.9  # mean score of a page's characters from which the opposite orientation is not tried
 NEUTRAL = 0.5  # a character's probability that is evidence neither for nor against an orientation
@@ -74,7 +77,7 @@ def turn_corners(quads: Quads, turns: int) -> Quads:
     """Boxes whose corners go clockwise from the image's top left, changed to begin at the text's top left."""
     if turns == 0:
         return quads
-    sides = quads[:, NEXT] - quads
+    sides = np.roll(quads, -1, axis=1) - quads
     along = sides @ np.array(ALONG[turns], dtype=np.float32) / np.maximum(np.linalg.norm(sides, axis=2), 1e-6)
     corners = (along.argmax(axis=1)[:, None] + np.arange(4)) % 4
     turned: Quads = quads[np.arange(len(quads))[:, None], corners]

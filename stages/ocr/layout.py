@@ -7,13 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise, zip_longest
 from operator import itemgetter
 from statistics import median
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from stages.ocr import direction
-from stages.ocr.dbpost import Quads
-from stages.ocr.warp import VERTICAL_RATIO
+from stages.ocr.descriptor import VERTICAL_RATIO
+
+if TYPE_CHECKING:
+    from stages.ocr.dbpost import Quads
 
 # Lengths are in ems: the median height of a page's boxes, which the detector draws half as high again as the letters.
 CORE = 0.25  # of a box above and below that may overlap the rows beside it

@@ -38,7 +38,7 @@ from stages.images.devices import (
     split_batches,
 )
 from stages.ocr.dbpost import Quads, TextMaps, area, find_boxes, mask_text, unpack_masks
-from stages.ocr.descriptor import Line, Ocr, OcrOptions, Point
+from stages.ocr.descriptor import VERTICAL_RATIO, Line, Ocr, OcrOptions, Point
 from stages.ocr.direction import guess_turns, is_sure, put_in_order, score_reading, turn_corners
 from stages.ocr.layout import order_lines
 from stages.ocr.networks import NetworkLoader, Networks
@@ -54,7 +54,6 @@ from stages.ocr.pieces import (
 )
 from stages.ocr.ppocr import BLANK, LINE_HEIGHT
 from stages.ocr.warp import (
-    VERTICAL_RATIO,
     TextLines,
     concatenate,
     crop_lines,

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from stages.images.devices import has_kernels_for
 from stages.ocr.dbpost import level_of
+from stages.ocr.descriptor import VERTICAL_RATIO
 
 WEIGHT_UNIT = 2048  # a weight of 1 in cv2's integer arithmetic
 SQUARE = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=np.float32)  # corners, clockwise from top left
-VERTICAL_RATIO = 1.5  # height / width from which a line counts as vertical text and is turned
 
 BLOCK_M, INTERLEAVE_BLOCK_M = 128, 1024  # pixels that one program of a kernel computes
 MASK_BITS, MASK_BLOCK_M = 32, 64  # pixels in a word of a packed mask, and words that one program computes

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from visiond.training.trainer import LOG
+from visiond.training.settings import LOG
 from visiond_mini import detector, mini
 from visiond_mini.cache import CachePlan, write_cache
 from visiond_mini.detector import LAST, train_detector

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from visiond.training.trainer import CHECKPOINTS, TrainerSettings
+from visiond.training.settings import CHECKPOINTS, TrainerSettings
 from visiond_mini.examples import Example, write_examples
 from visiond_mini.job import FINAL, WEIGHTS, TrainingJob, forget_training, run_job
 

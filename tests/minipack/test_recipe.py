@@ -23,7 +23,8 @@ from stages.weights.packs import Pack, open_pack, resolve_all, verify
 from stages.yolo.descriptor import Objects
 from tests.minipack.test_learners import NAMES, TINY
 from visiond.training.log import draw_curves
-from visiond.training.trainer import LOG, Trainer, TrainerSettings
+from visiond.training.settings import LOG, TrainerSettings
+from visiond.training.trainer import Trainer
 from visiond_mini import mini
 from visiond_mini.cache import LESSON_TOTALS, CachePlan, draw, fit_square, tell_example, write_cache
 from visiond_mini.card import Card, Training, read_card, read_training, write_card
@@ -187,7 +188,6 @@ def test_a_box_stays_on_its_object_in_the_detectors_square() -> None:
 
 def test_the_command_line_fills_the_options(tmp_path: Path) -> None:
     options = parse_options(
-        "",
         ["--out", "/tmp/x/pack", "--only", "clip", "--clip-seconds", "5", "--clip-batch", "32", "--resume"],
     )
     assert (options.only, options.seconds["clip"], options.resume) == (("clip",), 5, True)
@@ -212,7 +212,7 @@ def test_a_number_of_nothing_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
     with pytest.raises(SystemExit):
-        parse_options("", ["--out", str(tmp_path), option, "0"])
+        parse_options(["--out", str(tmp_path), option, "0"])
     assert f"argument {option}: it must be 1 or more" in capsys.readouterr().err
 
 
@@ -286,10 +286,10 @@ def test_one_model_is_put_into_a_pack_and_the_others_stay(tmp_path: Path) -> Non
 
 def test_a_folder_that_is_no_pack_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ending:
-        parse_options("", ["--out", str(tmp_path.parent)])
+        parse_options(["--out", str(tmp_path.parent)])
     assert ending.value.code == 2
     assert f"{tmp_path.parent} is not a pack" in capsys.readouterr().err
-    assert parse_options("", ["--out", str(tmp_path)]).out == tmp_path  # which is empty
+    assert parse_options(["--out", str(tmp_path)]).out == tmp_path  # which is empty
 
 
 def test_training_one_model_needs_a_pack_with_the_others(tmp_path: Path) -> None:

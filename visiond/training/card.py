@@ -14,7 +14,7 @@ from stages.contract.folders import replace_folder
 from visiond.training.data import Data
 from visiond.training.job import FINAL, RANGES, STAGES, Task, TrainingJob
 from visiond.training.log import draw_curves, read_log
-from visiond.training.trainer import LOG
+from visiond.training.settings import LOG
 
 MARK = "training.json"  # in a folder that a training has made
 MOST_NAMES = 100  # in a card

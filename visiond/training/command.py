@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -204,15 +205,15 @@ def train_own(
     prepare: bool,
 ) -> None:
     """Raises VisiondError."""
-    try:
-        from visiond.training.children import InUse
-        from visiond.training.job import JOB, STAGES, check_base, read_job, write_job
-        from visiond.training.launch import TrainingPlace, train
-    except ImportError as error:
-        raise MissingLibrary(
-            f"Training needs more libraries ({error}). Install them: pip install 'visiond[train]'."
-        ) from error
+    from visiond.training.children import InUse
+    from visiond.training.job import JOB, STAGES, check_base, read_job, write_job
+    from visiond.training.launch import TrainingPlace, train
+
     check_out(options.out, force=force or options.resume)
+    # Only the processes import them.
+    for name in ("accelerate", *(("pycocotools", "scipy") if task == "detector" else ())):
+        if find_spec(name) is None:
+            raise MissingLibrary(f"Training needs {name}: pip install 'visiond[train]'")
     check_trackers(options.trackers)
     if options.resume:
         if not (options.work / JOB).is_file():

@@ -18,7 +18,7 @@ from stages.weights.catalog import find_backend
 from stages.weights.packs import Pack, find_entry, open_pack, resolve
 from stages.yolo.descriptor import OF_ANY_SHAPE
 from visiond.training.data import Data
-from visiond.training.trainer import TrainerSettings
+from visiond.training.settings import TrainerSettings
 
 Task = Literal["detector", "tags", "captions"]
 KINDS: dict[Task, Kind] = {"detector": Kind.OBJECTS, "tags": Kind.TAGS, "captions": Kind.CAPTION}
@@ -32,6 +32,9 @@ TRAINED = {"transformers", "florence"}  # backends whose models can be
 JOB, DATA = "job.json", "data.json"  # in the folder of the work
 FINAL = "final"  # the trained model, there
 RANGES = "ranges.json"  # of the last scores
+BATCH = "micro_batch"  # the size that memory was too small for
+# How a process ends when memory is short, so that the command can do something about it.
+TOO_SMALL, OUT_OF_MEMORY = 71, 72
 
 
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,10 +18,9 @@ import msgspec
 from daemon.core.errors import VisiondError
 from stages.contract.processes import count_cores, environment, python
 from visiond.training.children import Child, end_children, locked, start_child, stopped_in_order
-from visiond.training.job import JOB, TrainingJob, rewrite_job
+from visiond.training.job import BATCH, JOB, OUT_OF_MEMORY, TOO_SMALL, TrainingJob, rewrite_job
 from visiond.training.log import read_log
-from visiond.training.run import BATCH, OUT_OF_MEMORY, TOO_SMALL
-from visiond.training.trainer import CHECKPOINTS, LOG, find_checkpoint
+from visiond.training.settings import CHECKPOINTS, LOG, find_checkpoint
 
 POLL_SECONDS = 0.5
 LAST_CHARACTERS = 3000

@@ -26,7 +26,16 @@ from visiond.training.card import publish
 from visiond.training.data import Data
 from visiond.training.detector import DetectorLearner
 from visiond.training.hardware import join_processes, measure_batch
-from visiond.training.job import FINAL, RANGES, Task, TrainingJob, read_job
+from visiond.training.job import (
+    BATCH,
+    FINAL,
+    OUT_OF_MEMORY,
+    RANGES,
+    TOO_SMALL,
+    Task,
+    TrainingJob,
+    read_job,
+)
 from visiond.training.learning import Learner, TrainingImages
 from visiond.training.tagger import TagLearner
 from visiond.training.trainer import ResumeError, Trainer
@@ -37,9 +46,6 @@ LEARNERS: Mapping[Task, Any] = {
     "captions": CaptionLearner,
 }
 SCORED_AT_ONCE = 16  # images
-# How a process ends when memory is short, so that the command can do something about it.
-TOO_SMALL, OUT_OF_MEMORY = 71, 72
-BATCH = "micro_batch"  # a file with the size that memory was too small for
 
 
 def run(job: Path, say: Callable[[str], None]) -> None:

@@ -39,37 +39,19 @@ from visiond.training.hardware import (
 )
 from visiond.training.log import ProgressBar, cut_log
 from visiond.training.schedule import LearningRates
+from visiond.training.settings import (
+    CHECKPOINTS,
+    LOG,
+    STATE,
+    TrainerSettings,
+    find_checkpoint,
+    list_checkpoints,
+)
 
 Score = Callable[[], dict[str, float]]  # figures by name
-LOG, CHECKPOINTS, STATE = "log.jsonl", "checkpoints", "state.json"
 CHECKPOINTS_KEPT = 2
 # Most seconds of work that can be lost if steps are slow, in addition to one log_every.
 CHECKPOINT_SECONDS = 120.0
-
-
-class TrainerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to train. The first limit of epochs, steps and seconds that is reached ends the training;
-    0 is no limit."""
-
-    seed: int = 1
-    # Examples in one step of the optimizer, in all processes together; 0: as many as fit into the memory.
-    batch_size: int = 512
-    # Examples in one pass of one process; 0: as many as fit, at most its share of batch_size.
-    micro_batch: int = 0
-    epochs: float = 0
-    steps: int = 0
-    seconds: float = 0
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.05
-    warmup: float = 0.05  # share of the training
-    clip_norm: float = 1.0
-    deterministic: bool = False  # bitwise the same on every run, on CUDA too; see make_deterministic
-    precision: str = "auto"  # "bf16", "fp16" or "no"; auto: bf16 on CUDA
-    log_every: int = 20  # steps
-    checkpoint_every: int = 500  # steps, or sooner if they are slow; 0: only at the end
-    probe_from: int = 8  # examples
-    trackers: tuple[str, ...] = ()  # of hardware.TRACKERS
-    project: str = "visiond"  # the trackers' name for it
 
 
 class TrainingState(msgspec.Struct, kw_only=True):
@@ -382,12 +364,3 @@ def flatten(settings: TrainerSettings) -> dict[str, Any]:
     return {
         name: ", ".join(value) if isinstance(value, list | tuple) else value for name, value in values.items()
     }
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """The complete checkpoints, the oldest first."""
-    return sorted(path for path in (folder / CHECKPOINTS).glob("step-*") if (path / STATE).is_file())
-
-
-def find_checkpoint(folder: Path) -> Path | None:
-    return next(reversed(list_checkpoints(folder)), None)

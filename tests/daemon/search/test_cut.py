@@ -1,4 +1,4 @@
-"""The least probability of a search by meaning, with small models in their real process."""
+"""The least probability of a search by meaning, with small models: SigLIP 2 in its real process, and others in this one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from typer.testing import CliRunner
 
 from daemon.cli.commands import app
 from daemon.config.loading import parse as parse_config
+from daemon.search.child import Comparer
 from daemon.search.opening import make_searcher
 from daemon.search.query import parse
 from daemon.search.searcher import UNCUT, By, Found, Hit, Searcher
+from daemon.search.tower import Answer, Ask, Tower
 from stages.clip.descriptor import Clip
 from stages.contract.base import Image, StageSpec
 from stages.registry.registry import build
@@ -81,10 +83,25 @@ def known(spec: StageSpec, images: list[Image]) -> list[float]:
     return stock_probabilities(spec.files["model"], images)
 
 
+class TowerHere(Tower):
+    """Does in this process what the child does."""
+
+    def __init__(self, spec: StageSpec) -> None:
+        super().__init__(spec)
+        self._comparer = Comparer(spec)
+
+    def _exchange(self, question: Ask) -> Answer:
+        return self._comparer.answer(question)
+
+
 @contextmanager
-def filled(state: Path, spec: StageSpec, images: list[Image], least: float) -> Iterator[Place]:
+def filled(
+    state: Path, spec: StageSpec, images: list[Image], least: float, tower: type[Tower] = TowerHere
+) -> Iterator[Place]:
     """A search of these images, with the fingerprint by which the place's ledger knows the embeddings."""
-    with closing(Place(state, msgspec.structs.replace(spec, fingerprint="clip-1"), least)) as place:
+    spec = msgspec.structs.replace(spec, fingerprint="clip-1")
+    with closing(Place(state, spec, least)) as place:
+        place.search._tower = tower(spec)
         for number, answer in enumerate(embed(spec, images)):
             place.add(f"{number}.jpg", f"number{number}", clip=msgspec.to_builtins(answer))
         place.search.catch_up()
@@ -98,7 +115,9 @@ def place(
     """The least probability is between those of the third and the fourth image."""
     third, fourth = sorted(known)[-3], sorted(known)[-4]
     assert third > 1.1 * fourth, "they must differ"
-    with filled(tmp_path_factory.mktemp("state"), spec, images, (third * fourth) ** 0.5) as opened:
+    tower = Tower if spec.files["model"].endswith("siglip2") else TowerHere
+    least = (third * fourth) ** 0.5
+    with filled(tmp_path_factory.mktemp("state"), spec, images, least, tower) as opened:
         yield opened
 
 

@@ -10,14 +10,21 @@ import pytest
 from stages.ocr import dbpost
 from stages.ocr.dbpost import area, find_outlines, grow, mask_text, order_corners, order_rows
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # third-party deprecations on import
-    from rapidocr.ch_ppocr_det.main import TextDetector
-    from rapidocr.ch_ppocr_det.utils import DBPostProcess
-
 Array = np.ndarray[Any, Any]
 
-RAPID = DBPostProcess(thresh=0.3, box_thresh=0.5, unclip_ratio=1.6, use_dilation=True)
+
+@pytest.fixture(scope="module")
+def rapid() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # third-party deprecations on import
+        from rapidocr.ch_ppocr_det.utils import DBPostProcess
+    return DBPostProcess(thresh=0.3, box_thresh=0.5, unclip_ratio=1.6, use_dilation=True)
+
+
+def sort_boxes(boxes: Any) -> Any:
+    from rapidocr.ch_ppocr_det.main import TextDetector
+
+    return TextDetector.sorted_boxes(boxes)
 
 
 def draw_map(seed: int, *shape: int) -> Array:
@@ -39,16 +46,16 @@ def find_boxes(maps: Array, sizes: Any, box_threshold: float = 0.5) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_boxes_are_rapidocrs(seed: int) -> None:
+def test_boxes_are_rapidocrs(rapid: Any, seed: int) -> None:
     bars = draw_map(seed)
     width, height = np.random.default_rng(seed).integers(60, 2000, 2).tolist()
-    theirs = TextDetector.sorted_boxes(RAPID(bars[None, None], (height, width))[0])
+    theirs = sort_boxes(rapid(bars[None, None], (height, width))[0])
     [ours] = find_boxes(bars[None], [(width, height)])
     assert np.array_equal(ours, theirs.reshape(-1, 4, 2))
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_noise_leaves_few_outlines_and_the_boxes_of_rapidocr(seed: int) -> None:
+def test_noise_leaves_few_outlines_and_the_boxes_of_rapidocr(rapid: Any, seed: int) -> None:
     random = np.random.default_rng(seed)
     noisy = draw_map(seed, 256, 320)
     noisy[random.random(noisy.shape) < random.choice([0.003, 0.01])] = 1  # in the sky
@@ -57,19 +64,19 @@ def test_noise_leaves_few_outlines_and_the_boxes_of_rapidocr(seed: int) -> None:
     contours = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)[0]
     assert 40 < len(contours) < dbpost.MOST_CONTOURS
     assert len(find_outlines(next(mask_text(noisy[None])))) < len(contours) / 2
-    theirs = TextDetector.sorted_boxes(RAPID(noisy[None, None], (256, 320))[0])
+    theirs = sort_boxes(rapid(noisy[None, None], (256, 320))[0])
     assert np.array_equal(find_boxes(noisy[None], [(320, 256)])[0], theirs.reshape(-1, 4, 2))
 
 
 @pytest.mark.parametrize("width", [1, 4])
-def test_more_noise_than_outlines_are_looked_at_hides_no_text(width: int) -> None:
+def test_more_noise_than_outlines_are_looked_at_hides_no_text(rapid: Any, width: int) -> None:
     """rapidocr looks at the lowest 1,000 outlines, of whatever size."""
     page = np.zeros((640, 640), np.float32)
     for column in range(width):
         page[::6, column::8] = 1
     page[280:350] = 0
     page[300:330, 50:400] = 1
-    assert len(RAPID(page[None, None], (640, 640))[0]) == 0
+    assert len(rapid(page[None, None], (640, 640))[0]) == 0
     assert len(find_boxes(page[None], [(640, 640)])[0]) == 1
 
 
@@ -84,13 +91,13 @@ def test_maps_find_together_what_each_finds_alone() -> None:
 
 
 @pytest.mark.parametrize("slant", [0.0, 4.0, 180.0])
-def test_a_box_grows_to_clippers_outline(slant: float) -> None:
+def test_a_box_grows_to_clippers_outline(rapid: Any, slant: float) -> None:
     random = np.random.default_rng(int(slant))
     for _ in range(300):
         center, size = random.uniform(20, 900, 2), random.uniform(3, (600, 60))
         corners = cv2.boxPoints((center.tolist(), size.tolist(), random.uniform(-slant, slant)))
         ours = cv2.convexHull(grow(order_corners(corners[None]), 1.6)[0])
-        theirs = cv2.convexHull(RAPID.unclip(corners).astype(np.int32))
+        theirs = cv2.convexHull(rapid.unclip(corners).astype(np.int32))
         assert {tuple(point) for point in ours[:, 0].tolist()} == {
             tuple(point) for point in theirs[:, 0].tolist()
         }

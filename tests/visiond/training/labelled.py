@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import torch
 from PIL import ExifTags, Image
 from safetensors.numpy import load_file
 
@@ -18,6 +19,7 @@ from stages.weights.packs import Pack, resolve
 from visiond.training.data import Data
 from visiond.training.job import DEFAULTS, STAGES, Task, TrainingJob, write_job
 from visiond.training.launch import TrainingPlace, train
+from visiond.training.run import run
 
 COLORS = {"circle": (220, 20, 40), "tree": (30, 180, 60)}  # words that the small models know
 CAPTIONS = {"circle": "w3 w4 w5", "tree": "w6 w7"}
@@ -65,9 +67,12 @@ def make_job(base: Path, work: Path, task: Task = "detector", **changes: object)
 
 
 def train_now(job: TrainingJob, data: Data, places: Sequence[TrainingPlace] = ONE) -> dict[str, np.ndarray]:
-    """The weights."""
-    write_job(job, data)
-    train(job, places, lambda _: None)
+    """The weights. What one process trains on the CPU is trained in this one, which has imported everything."""
+    file = write_job(job, data)
+    if places == ONE and not torch.cuda.is_available():
+        run(file, lambda _: None)
+    else:
+        train(job, places, lambda _: None)
     return load_file(Path(job.out) / "model.safetensors")
 
 

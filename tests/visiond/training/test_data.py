@@ -8,6 +8,8 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from daemon.config.loading import load
-from daemon.core.errors import ModelsUnusable, WrongArgument
+from daemon.core.errors import MissingLibrary, ModelsUnusable, WrongArgument
 from daemon.core.labels import Kind, ObjectLabel, is_held_out
 from daemon.labels.store import LabelStore
 from daemon.ledger.records import open_reader
@@ -24,7 +26,7 @@ from stages.images.decoder import Decoders
 from tests.daemon_process import Place, picture
 from tests.stages.captioners import make_blip
 from visiond.training import data, job
-from visiond.training.command import choose_places, train_app
+from visiond.training.command import choose_places, train_app, train_own
 from visiond.training.data import LabelledImage, check, read_file, read_store, split
 from visiond.training.job import check_base
 from visiond.training.launch import describe
@@ -163,6 +165,18 @@ def test_a_base_that_cannot_be_trained_is_refused_before_it_is_pulled_and_nothin
         check_base("detector", str(blip), config)
     check_base("captions", str(blip), config)
     assert not config.models.folder.exists()
+
+
+def test_a_library_that_a_training_would_miss_is_named_before_labels_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, out = load(Place(tmp_path / "place").config), tmp_path / "out"
+    monkeypatch.setattr("visiond.training.command.find_spec", lambda name: name != "scipy" or None)
+    options: Any = SimpleNamespace(out=out, work=out, base="", labels=None, trackers=(), resume=False)
+    with pytest.raises(MissingLibrary, match=r"needs scipy: pip install 'visiond\[train\]'"):
+        train_own("detector", options, config, [], force=False, prepare=True)
+    with pytest.raises(WrongArgument, match="--base says which model"):
+        train_own("tags", options, config, [], force=False, prepare=True)
 
 
 def test_a_gpu_that_is_not_there_is_refused_by_its_number() -> None:

@@ -15,14 +15,8 @@ from torch import Tensor, nn
 from visiond.training.hardware import measure_batch, number_device, probe_batch
 from visiond.training.log import read_log
 from visiond.training.schedule import LearningRates
-from visiond.training.trainer import (
-    CHECKPOINTS,
-    LOG,
-    ResumeError,
-    Trainer,
-    TrainerSettings,
-    find_checkpoint,
-)
+from visiond.training.settings import CHECKPOINTS, LOG, TrainerSettings, find_checkpoint
+from visiond.training.trainer import ResumeError, Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 
