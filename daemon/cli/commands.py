@@ -161,7 +161,7 @@ def reload(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 def gpus(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """List the GPUs with memory, compute capability, load, processes and UUID.
 
-    [pipeline] devices in daemon.toml takes the device, the UUID or part of the
+    \\[pipeline] devices in daemon.toml takes the device, the UUID or part of the
     name. Of a GPU that is divided by MIG, its MIG devices are listed. --json
     also has sensors, multiprocessors, the limits of a block of threads, and
     what the workers of a running daemon have allocated and cached.

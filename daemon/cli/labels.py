@@ -64,8 +64,8 @@ def import_labels(
 
     FILE is COCO (.json: objects, captions, text), a folder of YOLO with its
     data.yaml or classes.txt, tasks with annotations as Label Studio exports
-    them (.json), or CSV with a column path, location or digest and columns
-    tags, caption or text.
+    them (.json), CSV with a column path, location or digest and columns tags,
+    caption or text, or the .truth.jsonl of `visiond samples`.
 
     Labels belong to the bytes of an image: they stay when models run again,
     and when the file is renamed. They replace earlier labels of the same
@@ -161,8 +161,9 @@ def _print_trouble(found: Matches, left_out: Counter[str], replaced: int) -> Non
     if found.unknown:
         names = quantity(len(found.unknown), "name")
         hints = [
-            f"Of these, {quantity(found.unfinished, 'file')} have not been processed: import the labels again when the images "
-            f"are DONE. `{command('status')}` shows how many wait, and `{command('run', '--once')}` processes them."
+            f"Of these, {quantity(found.unfinished, 'file')} {'has' if found.unfinished == 1 else 'have'} no result yet: "
+            f"import the labels again when the images are DONE. `{command('status')}` shows how many wait, and "
+            f"`{command('run', '--once')}` processes them."
         ] * bool(found.unfinished)
         if found.unfinished < len(found.unknown):
             hints.append(

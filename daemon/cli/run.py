@@ -149,7 +149,7 @@ def compare(
     range that holds it 95 of 100 times, the images that change most, and
     how many images a redo would compute, with its hours and energy. Results
     stay as they are. The new answers are kept every few seconds: neither a
-    later redo with this model nor this command computes them again, also
+    later redo with this model nor this command computes them again, even
     after Ctrl-C, an error or a crash.
 
     Examples:

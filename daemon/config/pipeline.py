@@ -37,9 +37,9 @@ class PipelineSection(Section):
     )
     prefer: Literal["throughput", "latency"] = Field(
         "throughput",
-        description="latency: for few images that somebody waits for: unless they are set, workers_per_device and "
-        "threads_per_worker are 1 and batch_size is 8, so no other batch delays an image on its GPU; and models are "
-        "prepared for single images. What `visiond tune` measured is not used. throughput: for many images.",
+        description="latency: for few images that somebody waits for. Unless they are set, workers_per_device and "
+        "threads_per_worker are 1, so no other batch delays an image on its GPU, and batch_size is 8. Models are prepared "
+        "for single images, and what `visiond tune` measured is not used. throughput: for many images.",
     )
     placement: Literal["auto", "replicated", "pipelined"] = Field(
         "auto",

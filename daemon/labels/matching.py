@@ -34,8 +34,8 @@ class KnownImage(NamedTuple):
 @dataclass
 class Matches:
     """images: by name, as the file of labels has it. unknown: names of which the ledger has no result; unfinished: how many of
-    these are of known bytes, as their files are there. ambiguous: names that several different images have, with the location
-    of one. by_file_name: how many were found by nothing else."""
+    these say which bytes they mean, by a digest or a file that is there. ambiguous: names that several
+    different images have, with the location of one. by_file_name: how many were found by nothing else."""
 
     images: dict[str, KnownImage] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)

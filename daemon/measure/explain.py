@@ -160,9 +160,10 @@ def _prefer(config: Config, specs: Sequence[StageSpec]) -> list[str]:
     used = {name: getattr(config.pipeline, name) for name in LATENCY}
     used |= {f"batch_size of {spec.name}": spec.batch_size for spec in specs}
     larger = [f"{name} is {value}" for name, value in used.items() if value > most[name]]
-    why = f" But images wait for others, as daemon.toml says so: {', '.join(larger)}." if larger else ""
+    why = f" But images wait for others because of daemon.toml: {', '.join(larger)}." if larger else ""
     return [
-        f"Preference: latency; models are prepared for single images, and `{command('tune')}` is not used.{why}"
+        "Preference: latency; models are prepared for single images, and what `visiond tune` measured is not used."
+        f"{why}"
     ]
 
 

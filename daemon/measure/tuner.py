@@ -20,7 +20,7 @@ import msgspec
 from daemon.config.loading import Config
 from daemon.config.state import TUNING, closed_to_others, lock_state
 from daemon.core.errors import AlreadyRunning, ConfigError, NothingFound, VisiondError
-from daemon.core.hints import quantity
+from daemon.core.hints import command, quantity
 from daemon.layout.layout import choose_dtypes, resolve_models, used_gpus
 from daemon.ledger.files import written_into
 from daemon.measure.search import Space, judge, next_settings
@@ -126,7 +126,8 @@ def refuse_needless(config: Config) -> None:
     if config.pipeline.prefer == "latency":
         raise ConfigError(
             [
-                'pipeline.prefer: the tuner looks for the highest rate, not for the lowest latency. Set "throughput" first.'
+                f"pipeline.prefer: `{command('tune')}` looks for the highest rate, not for the lowest latency. Set "
+                '"throughput" first.'
             ]
         )
     if config.pipeline.segment:

@@ -247,8 +247,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, unread=[], log=[])
 
     def memory_on(self, uuid: str) -> tuple[int, int] | tuple[None, None]:
-        """Bytes that the workers have in tensors on this GPU, and that they keep there. None: the daemon does not see this GPU,
-        or it has workers of several GPUs, which report the sum."""
+        """Bytes that the workers have in tensors on this GPU, and that they have reserved there. None: the daemon does not see
+        this GPU, or it has workers of several GPUs, which report the sum."""
         device = next((gpu.device for gpu in self.gpus if gpu.uuid == uuid), None)
         there = [worker for worker in self.workers if device in members_of(worker.device)]
         if not device or any(worker.device != device for worker in there):

@@ -74,9 +74,8 @@ class LibraryNetwork(YoloNetwork):
 
     def forward(self, pixels: Tensor) -> Tensor:
         predictions: Tensor = self.network(pixels)[0]
-        if (
-            len(pixels) == 1
-        ):  # a recording reads them as long as it lives, and the head replaces them for other shapes
+        # A recording reads them as long as it lives, and the head replaces them for other shapes.
+        if len(pixels) == 1:
             head: Any = self.network.model[-1]
             self.anchors[pixels.shape] = head.anchors, head.strides
         return predictions.float()

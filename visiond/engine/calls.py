@@ -48,7 +48,7 @@ class Call:
 
     def __init__(self, root: bytes, known: Known, stopped: Callable[[], object]) -> None:
         self.root, self.known, self.stopped = root, known, stopped
-        self.endings: dict[int, Ending] = {}  # by the place of the image; the thread takes them
+        self.endings: dict[int, Ending] = {}  # by the place of the image, until the call has yielded them
         self.left = 0  # images that are not finished
 
 

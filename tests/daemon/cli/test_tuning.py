@@ -349,7 +349,7 @@ def test_the_plan_says_what_a_preference_for_latency_means(tmp_path: Path) -> No
     sentence, tuned = "Preference: latency; models are prepared for single images", "images wait for others"
     assert sentence not in place.command("plan").stdout
     place.configure({"pipeline": {"prefer": "latency", "workers_per_device": 1}})
-    assert "the tuner looks for the highest rate" in tune(place).stderr.replace("\n", " ")
+    assert "tune` looks for the highest rate" in tune(place).stderr.replace("\n", " ")
     told = place.command("plan", "--gpus", "H200").stdout
     assert sentence in told
     assert tuned not in told
@@ -357,4 +357,4 @@ def test_the_plan_says_what_a_preference_for_latency_means(tmp_path: Path) -> No
     assert "Batches: up to 8 images." in told
     place.configure({"pipeline": {"workers_per_device": 5}, "stages": {"ocr": {"batch_size": 64}}})
     told = " ".join(place.command("plan").stdout.split())
-    assert f"{tuned}, as daemon.toml says so: workers_per_device is 5, batch_size of ocr is 64." in told
+    assert f"{tuned} because of daemon.toml: workers_per_device is 5, batch_size of ocr is 64." in told

@@ -295,9 +295,7 @@ def test_labels_of_images_that_wait_are_left_out_with_the_advice_to_import_them_
         (labels.folder / f"new/new{number}.ppm").write_bytes(picture(2000 + number))
     ended = say(labels, tags_of("new0.ppm", "new1.ppm"), "--images", str(labels.folder / "new"))
     assert ended.returncode == os.EX_NOINPUT
-    assert (
-        "such as new0.ppm. Of these, 2 files have not been processed: import the labels again" in ended.stderr
-    )
+    assert "such as new0.ppm. Of these, 2 files have no result yet: import the labels again" in ended.stderr
     assert "--by-file-name" not in ended.stderr
 
 
