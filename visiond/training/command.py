@@ -238,7 +238,7 @@ def train_own(
         raise WrongArgument(str(error)) from error
     except (KeyboardInterrupt, SystemExit):
         again = command("train", task, "--out", options.out, "--resume")
-        errors.print(printable(f"Stopped. `{again}` continues from the last checkpoint."))
+        errors.print(printable(f"Stopped. `{again}` continues it."))
         raise
     forget(Path(job.out), config.models.folder)  # its files are others now, and that is right
     _say(f"\n{options.out} has the model. To use it, write into daemon.toml:\n\n    [stages.{STAGES[task]}]")
