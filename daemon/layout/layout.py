@@ -204,7 +204,7 @@ class Layout:
         beside = [other for each in self.placement.segments for other in each.first_devices]
         share, spread = self.cores.share(first, beside), name_members(device)
         workers = beside.count(first)
-        own = {"workers": workers, "lone": settings.prefer == "latency"}
+        own = {"workers": workers, "single": settings.prefer == "latency"}
         specs = [msgspec.structs.replace(self.specs[stage], **own) for stage in segment.stages]
         seen_as, environment = address_device(device, self.gpus, max(LEAST_CPU_THREADS, share))
         setup = Setup(

@@ -107,7 +107,8 @@ class Canary:
     def _run(self, items: list[Item], known: memoryview) -> list[Outcome]:
         """Where images come alone, so do the known ones: what is prepared for a size of batch is then ready for the first
         image."""
-        batches = [[item] for item in items] if self._chain.setup.stages[0].lone else [items]
+        is_single = any(spec.single for spec in self._chain.setup.stages)
+        batches = [[item] for item in items] if is_single else [items]
         replies = [self._chain.run(Batch(0, batch), known, whole=True) for batch in batches]
         return [outcome for reply in replies for outcome in reply.outcomes]
 

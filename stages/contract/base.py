@@ -122,7 +122,7 @@ class StageSpec(msgspec.Struct, frozen=True):
     # Torch devices over which the model's layers are spread, the worker's own first; empty: all of it is there.
     spread: list[str] = []
     workers: int = 1  # that share the memory of its device, with its own
-    lone: bool = False  # images mostly come one at a time: work on a single one is recorded
+    single: bool = False  # images mostly come one at a time: work on a single one is recorded
 
     @property
     def paths(self) -> dict[str, Path]:

@@ -75,7 +75,7 @@ _recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
 def recording_single(spec: StageSpec, device: str) -> Iterator[bool]:
     """For a part of `load` that runs single images while the device is held: each Recorded function records its work on them.
     Yields whether it does, which is only on a GPU, for a stage that is to be fast for single images."""
-    recorder = choose_recorder(device) if spec.lone else None
+    recorder = choose_recorder(device) if spec.single else None
     token = _recorder.set(recorder)
     try:
         yield recorder is not None

@@ -100,7 +100,7 @@ def find_settings(folder: Path, pipeline: dict[str, Any], **ocr: int) -> dict[st
         "workers": len(segment.devices),
         "threads": setup.threads,
         "batches": [spec.batch_size for spec in setup.stages],
-        "lone": {spec.lone for spec in setup.stages},
+        "single": {spec.single for spec in setup.stages},
     }
 
 
@@ -109,16 +109,16 @@ def test_by_default_a_gpu_has_several_workers_with_large_batches(
     pipeline: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Host, "here", lambda *_: Host(cores=16, free_bytes=100 * GIB))
-    settings = {"workers": 5, "threads": 2, "batches": [128] * 4, "lone": {False}}
+    settings = {"workers": 5, "threads": 2, "batches": [128] * 4, "single": {False}}
     assert find_settings(tmp_path, pipeline) == settings
 
 
 def test_for_latency_a_device_has_one_worker_with_one_small_batch_at_a_time(tmp_path: Path) -> None:
-    settings = {"workers": 1, "threads": 1, "batches": [8] * 4, "lone": {True}}
+    settings = {"workers": 1, "threads": 1, "batches": [8] * 4, "single": {True}}
     assert find_settings(tmp_path, {"prefer": "latency"}) == settings
 
 
 def test_what_is_set_beside_a_preference_wins(tmp_path: Path) -> None:
-    settings = {"workers": 3, "threads": 2, "batches": [32, 8, 8, 8], "lone": {True}}
+    settings = {"workers": 3, "threads": 2, "batches": [32, 8, 8, 8], "single": {True}}
     pipeline = {"prefer": "latency", "workers_per_device": 3, "threads_per_worker": 2}
     assert find_settings(tmp_path, pipeline, batch_size=32) == settings

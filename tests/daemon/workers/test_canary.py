@@ -304,11 +304,11 @@ def test_no_known_image_is_larger_than_an_image_may_be(most: int) -> None:
     assert all(header.width * header.height <= most for header in headers)
 
 
-@pytest.mark.parametrize(("lone", "sizes"), [(True, [1] * PICTURES), (False, [PICTURES])])
+@pytest.mark.parametrize(("single", "sizes"), [(True, [1] * PICTURES), (False, [PICTURES])])
 def test_where_images_come_alone_known_images_do_too(
-    lone: bool, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+    single: bool, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chain, batches = open_chain(StageSpec("ocr", "fake", lone=lone)), []
+    chain, batches = open_chain(StageSpec("ocr", "fake", single=single)), []
     run = chain.run
 
     def note(batch: Batch, *arguments: Any, **options: Any) -> Reply:

@@ -230,7 +230,7 @@ def test_a_tokenizer_without_a_pad_token_is_refused(make_folder: Make, tmp_path:
 @pytest.mark.parametrize("kind", [model.type for model in MODELS])
 def test_a_single_text_is_embedded_by_a_recording(kind: str, make_folder: Make) -> None:
     tower = load_tower(str(make_folder(kind)), torch.float32, "cpu")
-    spec = StageSpec("blip", "transformers", lone=True)
+    spec = StageSpec("blip", "transformers", single=True)
     with torch.inference_mode(), emulate_recordings() as recorder:
         expected = [tower.embed_texts([text]) for text in LABELS]
         with recording_single(spec, "cpu"):

@@ -19,7 +19,7 @@ from stages.weights.packs import Pack, resolve
 from tests.stages.emulation import emulate_recordings
 from tests.stages.pictures import draw_image
 
-LONE = StageSpec("clip", "transformers", lone=True)
+SINGLE = StageSpec("clip", "transformers", single=True)
 
 
 @pytest.fixture
@@ -90,16 +90,16 @@ def test_on_a_gpu_a_stage_for_single_images_answers_each_as_before(
     stage: str, blank_pack: Pack, pictures: list[Image]
 ) -> None:
     settings = {"dtype": "float32", "batch_size": 4}
-    specs = resolve(blank_pack, stage, settings), replace(resolve(blank_pack, stage, settings), lone=True)
+    specs = resolve(blank_pack, stage, settings), replace(resolve(blank_pack, stage, settings), single=True)
     for image in pictures:
         image.pixels = image.pixels.to("cuda:0") if image.pixels is not None else None
-    plain, lone = (registry.build(spec, "cuda:0") for spec in specs)
+    plain, single = (registry.build(spec, "cuda:0") for spec in specs)
     plain.load()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        lone.load()
-    assert [lone.run([image]) for image in pictures] == [plain.run([image]) for image in pictures]
-    assert lone.run(pictures) == plain.run(pictures)
+        single.load()
+    assert [single.run([image]) for image in pictures] == [plain.run([image]) for image in pictures]
+    assert single.run(pictures) == plain.run(pictures)
 
 
 @pytest.mark.parametrize("stage", ["yolo", "clip", "blip"])
@@ -111,14 +111,14 @@ def test_a_stage_for_single_images_records_the_work_on_one(
     with emulate_recordings() as recorder:
         plain.load()
         assert not recorder.records
-        lone = registry.build(replace(spec, lone=True), "cpu")
-        lone.load()
+        single = registry.build(replace(spec, single=True), "cpu")
+        single.load()
         recorded, replays = recorder.records, recorder.replays
         assert recorded
         for count, image in enumerate(pictures, replays + 1):
-            assert lone.run([image]) == plain.run([image])
+            assert single.run([image]) == plain.run([image])
             assert recorder.replays == count
-        assert lone.run(pictures) == plain.run(pictures)
+        assert single.run(pictures) == plain.run(pictures)
         assert (recorder.records, recorder.replays) == (recorded, replays + len(pictures))
 
 
@@ -126,12 +126,12 @@ def test_only_single_images_are_recorded_and_only_while_a_stage_loads() -> None:
     double = Recorded(lambda batch: 2 * batch)
     with emulate_recordings() as recorder:
         double(torch.ones(1, 3))
-        with recording_single(LONE, "cpu"):
+        with recording_single(SINGLE, "cpu"):
             double(torch.ones(2, 3))
-        with recording_single(replace(LONE, lone=False), "cpu"):
+        with recording_single(replace(SINGLE, single=False), "cpu"):
             double(torch.ones(1, 3))
         assert not recorder.records
-        with recording_single(LONE, "cpu"):
+        with recording_single(SINGLE, "cpu"):
             double(torch.ones(1, 3))
         assert recorder.records == 1
         assert torch.equal(double(torch.full((1, 3), 4.0)), torch.full((1, 3), 8.0))
@@ -148,7 +148,7 @@ def test_work_that_cannot_be_recorded_runs_as_before() -> None:
         emulate_recordings(),
         pytest.warns(RuntimeWarning, match="cannot be recorded .*copies to the host") as caught,
     ):
-        with recording_single(LONE, "cpu"):
+        with recording_single(SINGLE, "cpu"):
             work(torch.ones(1, 3))
     assert len(caught) == 1
     with warnings.catch_warnings():
