@@ -352,10 +352,9 @@ def _weights(config: Config, layout: Layout) -> Iterator[Finding]:
 def _source(config: Config, spec: StageSpec) -> str:
     """Where the weights of a stage are from, and its tags if it has any."""
     model = getattr(config.stages, spec.name).model
-    bundled = find_backend(spec.name, spec.backend).bundled
-    included = bundled and set(spec.files.values()) <= set(bundled().values())
     source = f"from {model or f'the pack {config.models.pack}'}" if spec.files else "without weights"
-    source = "included" if included else source
+    if find_backend(spec.name, spec.backend).includes(spec.files):
+        source = "included"
     if spec.options.get("labels") is not None:
         return f"{source}, tags from stages.{spec.name}.options.labels"
     return f"{source}, tags from {spec.files['labels']}" if "labels" in spec.files else source

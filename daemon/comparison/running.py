@@ -85,9 +85,8 @@ def run_stage(
                 if reuse and len(known.get(record.digest, UNREAD).outputs) == len(used):
                     keeper.add(record.digest, outputs[record.id])
             seconds, after = time.monotonic() - started, count_joules(devices)
-    failures += Counter(
-        {"the comparison was stopped first": len(left) - computed - failures.total()}
-    )  # 0: none
+    if unfinished := len(left) - computed - failures.total():
+        failures["the comparison was stopped first"] = unfinished
     joules = None if before is None or after is None else after - before
     kept, trouble, stop = keeper.kept, keeper.trouble, stops[0] if stops else None
     return SampleRun(models, devices, outputs, failures, computed, kept, seconds, joules, trouble, stop)

@@ -84,17 +84,14 @@ def explain_other(config: Config, gpus: list[Gpu]) -> Explanation:
     specs = list(resolve_models(config, gpus).values())
     placement = plan(config, gpus, weights_of(specs), AMPLE, Batches.of(specs))
     workers = sum(len(segment.devices) for segment in placement.segments)
+    is_tunable = config.pipeline.prefer == "throughput"
+    how = f" `{command('tune')}` measures it on that machine." if is_tunable else ""
     sentences = [
         *_describe(placement, specs, gpus),
         *_prefer(config, specs),
         f"That needs at least {workers * CORES_PER_WORKER} cores and {workers * WORKER_BYTES >> 30} GiB of the host's "
         "memory; with less there are fewer workers.",
-        "Expected rate: not known; only memory was considered."
-        + (
-            f" `{command('tune')}` measures it on that machine."
-            if config.pipeline.prefer == "throughput"
-            else ""
-        ),
+        f"Expected rate: not known; only memory was considered.{how}",
         *compare(gpus),
     ]
     return _explanation(placement, specs, None, sentences)

@@ -19,9 +19,9 @@ import msgspec
 if TYPE_CHECKING:
     import torch
 
-# Images of the batches of a GPU with much memory. With smaller ones, stages save memory even if that takes time.
 # The tag and the caption of an image that the models of a pack do not know.
 UNFAMILIAR = "not a scene of the demonstration pack"
+# Images of the batches of a GPU with much memory. With smaller ones, stages save memory even if that takes time.
 FULL_BATCH = 128
 
 

@@ -119,6 +119,10 @@ class Backend:
     half: Literal["float16", "bfloat16"] | None = None
     dtype: str = ""
 
+    def includes(self, files: Mapping[str, str]) -> bool:
+        """Whether all of these weights, by role, are those of `bundled`."""
+        return self.bundled is not None and set(files.values()) <= set(self.bundled().values())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Descriptor:

@@ -220,8 +220,7 @@ def describe_source(manifest: Manifest, stage: str, entry: StageEntry) -> Proven
     """What is known of a stage's weights. Those without files come with a library or, like fakes, are none. A pack of several
     repositories has them from one that the catalog knows for this stage; which model of it, it does not say if there are
     several."""
-    bundled = registry.find_backend(stage, entry.backend).bundled if stage == "ocr" else None
-    if bundled and set(entry.files.values()) <= set(bundled().values()):
+    if stage == "ocr" and registry.find_backend(stage, entry.backend).includes(entry.files):
         return Provenance(name=INCLUDED_NAME, license=INCLUDED_LICENSE)
     if not entry.files:
         return Provenance(name=entry.backend)

@@ -93,11 +93,12 @@ class Calls:
                 yield from self._take(call)
                 if stopped() or (self.error and call.left):
                     break
-            while call.left and not (self.error or stopped()):
+            over: object = False
+            while not over:
                 with self._changed:
-                    self._wait(lambda: self.error or call.endings or stopped())
-                yield from self._take(call)
-            yield from self._take(call)  # that ended before the error or the stop
+                    self._wait(lambda: call.endings or not call.left or self.error or stopped())
+                    over = not call.left or self.error or stopped()
+                yield from self._take(call)  # also those that ended just before it was over
             if call.left and self.error:
                 raise self.error
         finally:

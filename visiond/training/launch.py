@@ -153,9 +153,8 @@ def describe(entry: Mapping[str, Any]) -> str:
         return f"epoch {entry['epoch']:.2f}: on held-out images {figures}"
     memory = f", {entry['memory_bytes'] / 2**30:.1f} GiB" if entry["memory_bytes"] else ""
     progress = min(max(entry["progress"], 1e-6), 1)
-    left = timedelta(
-        seconds=round(entry["elapsed"] * (1 / progress - 1))
-    )  # elapsed: in all runs, with scoring
+    # elapsed: in all runs, with scoring
+    left = timedelta(seconds=round(entry["elapsed"] * (1 / progress - 1)))
     return (
         f"{progress:4.0%}  epoch {entry['epoch']:.2f}  loss {entry['loss']:.4f}  "
         f"{entry['images_per_second']:.1f} images/s{memory}, {left} to go"
