@@ -43,6 +43,12 @@ pytestmark = pytest.mark.anyio
 COARSE = 5  # CLOCK_REALTIME_COARSE, by which Linux stamps files: up to some milliseconds late
 
 
+async def stamped_later() -> None:
+    """Wait until whatever changes now is stamped after all that has been seen."""
+    now = time.time()
+    await until(lambda: time.clock_gettime(COARSE) > now)
+
+
 class Site:
     """An inbox with skipped files, and the daemon's parts that forget them."""
 
@@ -69,8 +75,7 @@ class Site:
             (self.inbox / path).parent.mkdir(parents=True, exist_ok=True)
             (self.inbox / path).write_bytes(data)
         await self.start()
-        seen_at = time.time()
-        await until(lambda: time.clock_gettime(COARSE) > seen_at)
+        await stamped_later()
 
     async def forget(self, stop: Callable[[], bool] = lambda: False) -> Forgotten:
         return await forget_skipped(self.ledger, self.watcher.folders, self.metrics.counts, stop)
@@ -355,7 +360,7 @@ async def test_a_version_before_that_was_done_or_failed_is_not_the_newest_again(
         await site.ledger.end([skip(await version(site.ledger, b"scan", number))])
     await site.start()
     before = site.reader.counts()
-    await until(lambda: time.clock_gettime(COARSE) > os.stat(site.ledger.path).st_mtime)
+    await stamped_later()
     os.utime(site.inbox)
     assert (await site.forget()).deleted == 2
     assert site.listed() == []
