@@ -78,6 +78,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     precision: str
     gradient_checkpointing: bool
     seed: int
+    deterministic: bool
     trackers: tuple[str, ...]
     resume: bool
 
@@ -121,6 +122,9 @@ PrecisionOption = Annotated[
 ]
 SavingOption = Annotated[bool, flag("--gradient-checkpointing", help="Need less memory and more time.")]
 SeedOption = Annotated[int, option("--seed", metavar="N", help="Of all random choices.")]
+DeterministicOption = Annotated[
+    bool, flag("--deterministic", help="The same weights in every run, on GPUs too; slower.")
+]
 BoardOption = Annotated[bool, flag("--tensorboard", help="Also write its files, into DIR-work.")]
 ResumeOption = Annotated[bool, flag("--resume", help="Continue, with the same labels and options.")]
 ForceOption = Annotated[bool, flag("--force", help="Replace DIR if a training made it.")]
@@ -146,6 +150,7 @@ def _make_command(task: Task) -> Callable[..., None]:
         precision: PrecisionOption = "auto",
         gradient_checkpointing: SavingOption = False,
         seed: SeedOption = 1,
+        deterministic: DeterministicOption = False,
         tensorboard: BoardOption = False,
         wandb: WandbOption = False,
         resume: ResumeOption = False,
@@ -169,6 +174,7 @@ def _make_command(task: Task) -> Callable[..., None]:
             precision={"fp32": "no"}.get(precision, precision),
             gradient_checkpointing=gradient_checkpointing,
             seed=seed,
+            deterministic=deterministic,
             trackers=("tensorboard",) * tensorboard + ("wandb",) * wandb,
             resume=resume,
         )
@@ -305,6 +311,7 @@ def make_job(task: Task, options: Options, config: Config, data: Data, processes
         batch_size=min(options.batch or default.batch_size * processes, len(data.learnt)),
         precision=options.precision,
         seed=options.seed,
+        deterministic=options.deterministic,
         trackers=options.trackers,
         project=options.out.name,
         **{key: value for key, value in changes.items() if value is not None},

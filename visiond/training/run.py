@@ -25,7 +25,7 @@ from visiond.training.captioner import CaptionLearner
 from visiond.training.card import publish
 from visiond.training.data import Data
 from visiond.training.detector import DetectorLearner
-from visiond.training.hardware import join_processes, measure_batch
+from visiond.training.hardware import join_processes, make_deterministic, measure_batch
 from visiond.training.job import (
     BATCH,
     FINAL,
@@ -52,6 +52,8 @@ def run(job: Path, say: Callable[[str], None]) -> None:
     """Raises VisiondError; MemoryError if not even a batch of one fits; torch.OutOfMemoryError."""
     order, data = read_job(job)
     rank, processes = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if order.settings.deterministic:
+        make_deterministic()
     beside = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
     cores = max(count_cores() // beside, 1)
     torch.set_num_threads(cores)
@@ -143,6 +145,12 @@ def main() -> None:
     except torch.OutOfMemoryError as error:
         print(error, file=sys.stderr, flush=True)
         _leave(OUT_OF_MEMORY)
+    except RuntimeError as error:
+        if "deterministic" not in str(error):
+            raise
+        why = str(error).split(", but you set")[0]
+        print(f"{why}: train this model without --deterministic.", file=sys.stderr, flush=True)
+        _leave(1)
     except MemoryError as error:
         print(error, file=sys.stderr, flush=True)
         _leave(TOO_SMALL)

@@ -340,6 +340,23 @@ def test_a_process_that_fails_ends_the_training_with_its_words(data: Data, tmp_p
         train(job, ONE, lambda _: None, python("-c", "raise SystemExit('no such thing')"))
 
 
+def test_a_model_whose_kernels_are_not_deterministic_is_refused_with_a_sentence(
+    data: Data, tmp_path: Path
+) -> None:
+    job = make_job(tmp_path, tmp_path / "work")
+    settings = msgspec.structs.replace(job.settings, deterministic=True)
+    write_job(msgspec.structs.replace(job, settings=settings), data)
+    program = """
+import torch
+from visiond.training import run
+run._make_learner = lambda *_: torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))
+run.main()
+"""
+    sentence = "put_ does not have a deterministic implementation: train this model without --deterministic."
+    with pytest.raises(TrainingFailed, match=sentence):
+        train(job, ONE, lambda _: None, python("-c", program))
+
+
 def test_a_folder_that_a_training_has_replaced_is_not_called_altered(tmp_path: Path) -> None:
     out, models = Path(shutil.copytree("stages/mini/clip", tmp_path / "mine")), tmp_path / "models"
 
