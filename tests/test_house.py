@@ -26,9 +26,9 @@ IMPORTS = {
     "daemon.ledger.records": 17,
     "daemon.maintenance.rebuild": 18,
     "daemon.pipeline.child": 23,
-    "daemon.pipeline.coordinator": 17,
+    "daemon.pipeline.coordinator": 16,
     "daemon.pipeline.unpacker": 21,
-    "daemon.service.lifecycle": 32,
+    "daemon.service.lifecycle": 30,
     "daemon.service.wiring": 21,
     "visiond.cluster.reading.unpacking": 17,
 }

@@ -31,7 +31,7 @@ from daemon.cli.run import compare, run
 from daemon.cli.setup import setup
 from daemon.cli.tuning import plan, tune, warm
 from daemon.core.errors import ConfigError, NotRunning, VisiondError, exit_status_of, explain_passing
-from daemon.core.hints import command, quantity
+from daemon.core.hints import quantity
 from daemon.terminal.display import (
     forgive_standard_error,
     print_error,
@@ -123,11 +123,9 @@ def version(show: Annotated[bool, flag("--version", help="Print the version and 
 def reload(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Let the running daemon read its configuration again.
 
-    Some settings change at once. New models are checked, then one station
-    after another loads them. The command does not wait for that: `visiond
-    status` shows the progress. Other changed settings are listed and wait for
-    a restart. A configuration with problems changes nothing, and the command
-    exits with 78. `systemctl reload visiond` does the same.
+    Some settings change at once. Others, such as those of models, are listed
+    and wait for a restart. A configuration with problems changes nothing, and
+    the command exits with 78. `systemctl reload visiond` does the same.
 
     Examples:
       visiond reload
@@ -147,13 +145,7 @@ def reload(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(done)
     else:
-        if done.changed or not done.exchanging:
-            print(f"Changed: {', '.join(done.changed) or 'nothing'}.")
-        if done.exchanging:
-            keys = ", ".join(done.exchanging)
-            print(
-                f"Models are being exchanged, because of: {keys}. `{command('status')}` shows the progress."
-            )
+        print(f"Changed: {', '.join(done.changed) or 'nothing'}.")
         if done.waiting:
             print(f"Restart the daemon for these: {', '.join(done.waiting)}.")
 

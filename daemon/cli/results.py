@@ -142,8 +142,6 @@ def print_status(snapshot: Snapshot) -> None:
         console.print(printable(outdated))
     if snapshot.unread:
         print_unread(snapshot)
-    if success := snapshot.exchange.success():
-        console.print(printable(success))
     for line in list_notices(snapshot.notices.items()):
         console.print(f"[yellow]{printable(line)}[/yellow]")
     print_workers(snapshot)

@@ -68,7 +68,7 @@ def setup(
     settings = read_config(config)
     running = control.find_snapshot(settings) is not None
     if running:
-        console.print(f"A daemon is running: `{printable(command('reload'))}` gives it these models.")
+        console.print("A daemon is running: restart it to give it these models.")
     else:
         console.print(f"`{printable(command('run'))}` works with these models from now on.")
     if not (stale := count_stale(settings)):

@@ -98,8 +98,8 @@ def say_what_next(found: ModelComparison, changes: Mapping[str, str]) -> list[st
         return [f"Nothing would change, so there is no reason for a redo of {found.stage}."]
     keys = " and ".join(f"`{key} = {_as_toml(value)}`" for key, value in changes.items())
     return [
-        f"If you want these answers: write {keys} under [stages.{found.stage}] in daemon.toml, then `{command('reload')}` if "
-        f"the daemon runs, and `{command('redo', '--stale')}`. If not, there is nothing to do."
+        f"If you want these answers: write {keys} under [stages.{found.stage}] in daemon.toml, restart the daemon if "
+        f"it runs, and type `{command('redo', '--stale')}`. If not, there is nothing to do."
     ]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from daemon.config.loading import Config
-from daemon.config.reloading import is_exchanged, is_live
+from daemon.config.reloading import is_live
 from stages.registry.registry import STAGES
 
 WIDTH = 110
@@ -169,8 +169,7 @@ def write_markdown() -> str:
         "file. `visiond check` and the page say which keys come from variables. A reload reads the named files again.\n"
         "Commands need the daemon's variables to find its folders; `docker compose exec` passes them.",
         "A key with ↻ can change while the daemon works: `systemctl reload visiond` or `visiond reload` reads the file again.\n"
-        "After a change of a key with ⇄, the same command exchanges the models: one station after another loads the new ones\n"
-        "while the others work on. All other keys change at the next start. [Reload](operations.md#reload) has the details.",
+        "All other keys change at the next start. [Reload](operations.md#reload) has the details.",
     ]
     for table in list_tables():
         parts += _markdown_table(table, "##")
@@ -183,7 +182,7 @@ def write_markdown() -> str:
 def _markdown_table(table: TomlTable, mark: str) -> list[str]:
     path = table.headers[0].strip("[]")
     rows = [
-        f"| `{key.name}`{' ↻' * is_live(path, key.name)}{' ⇄' * is_exchanged(path)} | {_escape(key.kind)} "
+        f"| `{key.name}`{' ↻' * is_live(path, key.name)} | {_escape(key.kind)} "
         f"| {_code(key.default)} | {_escape(key.meaning)} |"
         for key in table.keys
     ]

@@ -1,5 +1,4 @@
-"""Reads daemon.toml again while the daemon works: some settings change at once, those of models by an exchange
-(daemon/service/exchange.py), and the others wait for a restart.
+"""Reads daemon.toml again while the daemon works: some settings change at once, and the others wait for a restart.
 
 A setting can change at once if one place uses it and no image's result depends on it. The others are part of models,
 folders or stations, which are made at the start.
@@ -8,7 +7,7 @@ folders or stations, which are made at the start.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import TypeVar
 
 import anyio
 import msgspec
@@ -17,7 +16,7 @@ from anyio import to_thread
 
 from daemon.config.loading import Config
 from daemon.config.sections import Section
-from daemon.core.errors import ConfigError, ModelsUnusable
+from daemon.core.errors import ConfigError
 
 log = structlog.get_logger()
 
@@ -34,13 +33,10 @@ LIVE = {
     "http.tls_key",
     "log.level",
 }
-# Tables whose settings change by an exchange of models.
-EXCHANGED = ("models", "stages")
 # The keys by which a list's tables are known to be the same ones as before.
 SAME = {"inbox": ("path", "url", "name"), "second_look": ("name",)}
 
 Apply = Callable[[Config], None]
-M = TypeVar("M")
 T = TypeVar("T", bound=Section)
 
 
@@ -49,49 +45,23 @@ def is_live(table: str, key: str) -> bool:
     return table in LIVE or f"{table}.{key}" in LIVE
 
 
-def is_exchanged(table: str) -> bool:
-    """Whether an exchange of models changes the keys of this table while the daemon works."""
-    return table.partition(".")[0] in EXCHANGED
-
-
 class Reloaded(msgspec.Struct, frozen=True):
     """What a reload did. Keys as in daemon.toml, for example "log.level"."""
 
     changed: list[str] = []
     waiting: list[str] = []  # settings that differ, and change at the next start
     problems: list[str] = []  # why nothing has changed
-    exchanging: list[str] = []  # settings of models, which are being exchanged from now on
 
 
-class Exchanger(Protocol[M]):
-    """Brings other models to the workers, without a restart of the daemon: daemon/service/exchange.py. M: checked models."""
-
-    async def check(self, config: Config, settings: list[str]) -> M:
-        """Raises ConfigError or ModelsUnusable if the models of this configuration cannot be used."""
-
-    def begin(self, models: M, settings: list[str]) -> None: ...
-
-    def forget_problem(self) -> None:
-        """The configuration names the models that are in use."""
-
-
-class Reloading(Generic[M]):
+class Reloading:
     """Reads the configuration again, and passes what can change at once to the parts that use it."""
 
-    def __init__(
-        self,
-        config: Config,
-        read: Callable[[], Config],
-        parts: Sequence[Apply],
-        exchange: Exchanger[M] | None = None,
-    ) -> None:
+    def __init__(self, config: Config, read: Callable[[], Config], parts: Sequence[Apply]) -> None:
         """config: the one in use. read: reads the file, in a thread; raises ConfigError.
-        parts: each gets the new configuration. Only the first may raise ConfigError. exchange: None if models wait
-        for a restart."""
+        parts: each gets the new configuration. Only the first may raise ConfigError."""
         self.config = config
         self._read = read
         self._parts = parts
-        self._exchange = exchange
         self._one_at_a_time = anyio.Lock()
         # Called after each reload: with why nothing has changed, or nothing.
         self.ended: Callable[[Sequence[str]], None] = lambda problems: None
@@ -101,48 +71,28 @@ class Reloading(Generic[M]):
         async with self._one_at_a_time:
             try:
                 found = await to_thread.run_sync(self._read, abandon_on_cancel=True)
-                config, done = take_over(self.config, found, exchanges=self._exchange is not None)
-                models = (
-                    await self._exchange.check(config, done.exchanging)
-                    if self._exchange and done.exchanging
-                    else None
-                )
+                config, done = take_over(self.config, found)
                 self._parts[0](config)
-            except (ConfigError, ModelsUnusable) as error:
-                problems = error.problems if isinstance(error, ConfigError) else str(error).splitlines()
-                log.error("the configuration was not reloaded; everything stays as it was", problems=problems)
-                self.ended(problems)
-                return Reloaded(problems=problems)
-            log.info("configuration reloaded", changed=done.changed, exchanging=done.exchanging)
+            except ConfigError as error:
+                log.error(
+                    "the configuration was not reloaded; everything stays as it was", problems=error.problems
+                )
+                self.ended(error.problems)
+                return Reloaded(problems=error.problems)
+            log.info("configuration reloaded", changed=done.changed)
             if done.waiting:
                 log.warning("some changed settings need a restart of the daemon", settings=done.waiting)
-            self._use(config)
-            if self._exchange and models is not None:
-                self._exchange.begin(models, done.exchanging)
-            elif self._exchange:
-                self._exchange.forget_problem()
+            self.config = config
+            for part in self._parts[1:]:
+                part(config)
             self.ended(())
             return done
 
-    def go_back(self, config: Config) -> None:
-        """The workers have the models of this configuration again."""
-        self._use(self.config.model_copy(update={name: getattr(config, name) for name in EXCHANGED}))
 
-    def _use(self, config: Config) -> None:
-        self.config = config
-        for part in self._parts[1:]:
-            part(config)
-
-
-def take_over(old: Config, new: Config, *, exchanges: bool = False) -> tuple[Config, Reloaded]:
-    """The old configuration with those settings of the new one that can change at once. exchanges: also those that an
-    exchange of models changes; otherwise they wait."""
+def take_over(old: Config, new: Config) -> tuple[Config, Reloaded]:
+    """The old configuration with those settings of the new one that can change at once."""
     done = Reloaded()
     merged = _merge(old, new, "", done)
-    if not exchanges:
-        merged = merged.model_copy(update={name: getattr(old, name) for name in EXCHANGED})
-        done.waiting.extend(done.exchanging)
-        done.exchanging.clear()
     # the pages would need another server
     if bool(old.http.tls_certificate) != bool(new.http.tls_certificate):
         merged = merged.model_copy(update={"http": old.http})
@@ -166,7 +116,6 @@ def _merge(old: T, new: T, where: str, done: Reloaded) -> T:
             updates[name] = [_merge(b, a, key, done) for b, a in zip(before, after, strict=True)]
         else:
             keys = done.changed if is_live(where, name) else done.waiting
-            keys = done.exchanging if is_exchanged(where) else keys
             if key not in keys:
                 keys.append(key)
             if keys is not done.waiting:

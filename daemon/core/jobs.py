@@ -146,7 +146,6 @@ class Job(msgspec.Struct, array_like=True, frozen=True):
     deaths: int = 0  # workers that died while they ran only this image
     has_result: bool = False  # kept until there is a new one
     priority: int = 0  # in the ledger
-    generation: int = 0  # of the models that give its results: daemon/ledger/rows.py
 
 
 class Content(msgspec.Struct, array_like=True, frozen=True):

@@ -56,9 +56,8 @@ class LookPlan:
         return Model.of(self.spec)
 
 
-def lay_out(config: Config, gpus: list[Gpu] | None = None) -> tuple[Layout, list[LookPlan]]:
+def lay_out(config: Config) -> tuple[Layout, list[LookPlan]]:
     """The layout of first looks, which leaves GPU memory to second looks; and the plan of each second look.
-    gpus: as they were before the daemon used them; None: as they are.
     Raises ModelsUnusable, and ConfigError for an option or device that does not exist."""
     looks: dict[str, StageSpec] = {}
 
@@ -66,7 +65,7 @@ def lay_out(config: Config, gpus: list[Gpu] | None = None) -> tuple[Layout, list
         looks.update(resolve_looks(config, gpus, specs))
         return room_beside(config, gpus, looks)
 
-    layout = Layout.of(config, leave_room, gpus)
+    layout = Layout.of(config, leave_room)
     return layout, [_plan(table, looks[table.name], layout) for table in layout.config.second_look]
 
 

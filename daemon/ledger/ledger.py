@@ -45,7 +45,6 @@ from daemon.ledger.joining import (
 )
 from daemon.ledger.record import Model, Record
 from daemon.ledger.rows import (
-    Generations,
     JudgeAgain,
     Results,
     Root,
@@ -105,9 +104,8 @@ class Ledger:
         self.awaited = 0  # the number of waiting requests that stop the shrinking of the file
         self._writer = Writer(self._connection, path, observe_commit)
         self._ask, self._retry = self._writer.ask, retry
-        self.generations = Generations(self.insist)
-        self.models = self.generations.models  # all that the file knows, by number
-        self.results = Results(self.generations)
+        self.results = Results()
+        self.models = self.results.models  # all that the file knows, by number
 
     def close(self) -> None:
         """Finish all requests and close the file."""
@@ -148,7 +146,7 @@ class Ledger:
                 self._inbox_paths[number] = os.fsencode(path)
                 numbers.append(number)
             add_models(connection, others)
-            self.generations.start(connection, present)
+            self.results.start(connection, present)
             connection.execute(SQL["note_start"])
             self._configured = msgspec.json.encode(numbers).decode()
             roots = list(zip(numbers, inboxes, strict=True))
@@ -217,15 +215,15 @@ class Ledger:
 
     async def recall(self, read: Sequence[tuple[Job, bytes]]) -> dict[int, Content]:
         """What the ledger knows about the bytes of these jobs' files, by image: format and size, and the results of the
-        models of the job's generation. read: jobs, and the digests of their files."""
+        daemon's models. read: jobs, and the digests of their files."""
         digests = {digest for _, digest in read}
         stored: Stored = await self.insist(lambda connection: self.results.read(connection, digests))
         known = {}
         for job, digest in read:
             if digest in stored.contents:
                 outputs = stored.results.get(digest, {})
-                models = self.generations.numbers[job.generation]
-                had = {stage: outputs[model] for stage, model in models.items() if model in outputs}
+                numbers = self.results.numbers.items()
+                had = {stage: outputs[number] for stage, number in numbers if number in outputs}
                 known[job.id] = Content(digest, *stored.contents[digest], had)
         return known
 
@@ -274,9 +272,8 @@ class Ledger:
         postponed = [postponed_row(e) for e in endings if e.status is JobStatus.PENDING]
         connection.executemany(SQL["postpone"], postponed)
         standing = [(e.job.id,) for e in endings if e.keeps_result]
-        numbers = self.generations.numbers
         rows = [
-            end_row(e, self._inbox_paths[e.job.inbox], self.models, numbers[e.job.generation])
+            end_row(e, self._inbox_paths[e.job.inbox], self.models, self.results.numbers)
             for e in endings
             if e.status is not JobStatus.PENDING and not e.keeps_result
         ]
@@ -285,8 +282,7 @@ class Ledger:
 
     def record_of(self, ending: Ending) -> Record:
         """The record that `end` has written, without reading it from the file."""
-        numbers = self.generations.numbers[ending.job.generation]
-        models = [self.models[numbers[stage]] for stage in ending.content.outputs]
+        models = [self.models[self.results.numbers[stage]] for stage in ending.content.outputs]
         return Record.of(ending, self._inbox_paths[ending.job.inbox], models)
 
     async def mark_emitted(self, placed: Sequence[Placed], *, superseding: bool = False) -> dict[int, int]:

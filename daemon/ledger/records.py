@@ -303,7 +303,7 @@ class Reader:
         with self.lend() as connection:
             for _, (digest, model) in find_damaged(connection, self.models, go_on):
                 if model is not None and model not in self.models:
-                    self._read_models()  # an exchange may have brought it since the check began
+                    self._read_models()  # a comparison may have brought it since the check began
                     if model in self.models:
                         continue
                 yield self.name_of(digest, model)
@@ -363,7 +363,7 @@ class Reader:
     ) -> list[Record]:
         with self.lend() as connection:
             if connection.execute(SQL["last_model"]).fetchone()[0] > max(self.models, default=0):
-                self._read_models()  # a daemon has started with others since, or exchanged them
+                self._read_models()  # a daemon has started with others since
             options = {"with_results": with_results, "tolerant": tolerant}
             return list(assemble(connection, list(rows), self.models, **options))
 

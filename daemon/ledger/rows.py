@@ -1,11 +1,11 @@
 """Converts jobs, records and endings to rows of the ledger's tables, and rows to jobs. Writes what models say about an
 image's bytes, reads it again, and compares each row with its checksum: damaged rows are left out. Stored results belong
-to the model that gave them; `Generations` knows the models of a job."""
+to the model that gave them."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -33,7 +33,6 @@ Root = Path | bytes  # of an inbox: the absolute path of its folder, or its URL
 GoOn = Callable[[], bool]
 Numbers = Mapping[str, int]  # stage → the number of its model in the ledger
 JudgeAgain = Callable[[list[Attempt]], list[Ending]]
-Ask = Callable[[Callable[[sqlite3.Connection], Any]], Awaitable[Any]]
 
 
 def content_row(known: Content | Record, checksum: int | None = None) -> tuple[Any, ...]:
@@ -221,50 +220,28 @@ def find_damaged(
         last = rows[-1]["id"]
 
 
-class Generations:
-    """All models that the ledger knows, and those of each generation since the start of the daemon. An exchange of models
-    begins another generation while jobs of the last one are still in work, so whatever is stored for a job belongs to
-    the models of the job's own generation."""
-
-    def __init__(self, ask: Ask) -> None:
-        """ask: runs something in the ledger's writing thread, and returns when that is durable."""
-        self.models: dict[int, Model] = {}  # by number
-        self.numbers: list[Numbers] = []  # by generation: of the models that give a job's results
-        self._ask = ask
-
-    def start(self, connection: sqlite3.Connection, models: Iterable[Model]) -> None:
-        """The daemon starts with these models: the first generation."""
-        numbers = add_models(connection, models)
-        _make_current(connection, numbers)
-        self.numbers = [numbers]
-        self.models.update(_read_models(connection))
-
-    async def add(self, models: Iterable[Model]) -> Numbers:
-        """The ledger knows these models from now on; returns their numbers."""
-        added = list(models)
-        numbers: Numbers
-        numbers, known = await self._ask(lambda c: (add_models(c, added), _read_models(c)))
-        self.models.update(known)  # in place: others read this mapping too
-        return numbers
-
-    async def begin(self, models: Iterable[Model]) -> int:
-        """Some jobs get results of these models from now on; returns the number of the generation."""
-        self.numbers.append(await self.add(models))
-        return len(self.numbers) - 1
-
-    async def make_current(self, generation: int) -> None:
-        """All jobs have the models of this generation from now on: results of other models are those of earlier ones."""
-        await self._ask(lambda c: _make_current(c, self.numbers[generation]))
-
-
 class Results:
     """What models say about an image's bytes, once for the same bytes and model: who comes second gets what is there. All
     of this runs in the writing thread."""
 
-    def __init__(self, generations: Generations) -> None:
+    def __init__(self) -> None:
+        self.models: dict[int, Model] = {}  # all that the ledger knows, by number
+        self.numbers: Numbers = {}  # of the models of this daemon
         self.touched: set[bytes] | None = None  # digests written since pruning began; None without pruning
-        self._generations = generations
         self._damaged: set[Key] = set()
+
+    def start(self, connection: sqlite3.Connection, models: Iterable[Model]) -> None:
+        """The daemon starts with these models: results of others are those of earlier ones."""
+        self.numbers = self.add(connection, models)
+        connection.execute(SQL["forget_current"])
+        connection.executemany(SQL["make_current"], [(number,) for number in self.numbers.values()])
+
+    def add(self, connection: sqlite3.Connection, models: Iterable[Model]) -> dict[str, int]:
+        """The ledger knows these models from now on; returns the number of each stage's."""
+        numbers = add_models(connection, models)
+        rows = connection.execute(SQL["models"])
+        self.models.update({row[0]: read_model(row) for row in rows})  # in place: others read it too
+        return numbers
 
     def write(
         self,
@@ -276,14 +253,14 @@ class Results:
         checksums of some jobs, by their ids."""
         if (touched := self.touched) is not None:  # the event loop may end pruning during this
             touched.update(content.digest for _, content in known)
-        contents, results, models = [], [], self._generations.models
+        contents, results = [], []
         for job, content in known:
-            sums, numbers = computed.get(job.id), self._generations.numbers[job.generation]
+            sums = computed.get(job.id)
             if content.width:
                 contents.append(content_row(content, sums.content if sums else None))
             for stage, output in content.outputs.items():
-                number, checksum = numbers[stage], sums.results.get(stage) if sums else None
-                results.append(result_row(content.digest, number, models[number], output, checksum))
+                number, checksum = self.numbers[stage], sums.results.get(stage) if sums else None
+                results.append(result_row(content.digest, number, self.models[number], output, checksum))
         if self._damaged:
             self._drop_damaged(connection, self._damaged & {Key(row[0], None) for row in contents})
         keep_contents(connection, contents)
@@ -294,10 +271,9 @@ class Results:
     def read(self, connection: sqlite3.Connection, digests: Collection[bytes]) -> Stored:
         """What is known about these bytes. Damaged results are not used: the model runs again, and its new result
         replaces the damaged one."""
-        models = self._generations.models
-        stored = read_stored(connection, digests, models)
+        stored = read_stored(connection, digests, self.models)
         for digest, model in stored.damaged - self._damaged:
-            what = models[model].stage if model in models else "format and size"
+            what = self.models[model].stage if model in self.models else "format and size"
             log.error(
                 "result damaged in the ledger; its model runs again",
                 what=what,
@@ -312,20 +288,15 @@ class Results:
         """The results that the ledger has for the same bytes, by image, where they differ."""
         digests = {content.digest for _, content in known}
         stored = self.read(connection, digests)
-        numbers = self._generations.numbers
-        keys = {
-            Key(content.digest, numbers[job.generation][stage])
-            for job, content in known
-            for stage in content.outputs
-        }
+        keys = {Key(content.digest, self.numbers[stage]) for _, content in known for stage in content.outputs}
         if stored.damaged & keys:
             self._drop_damaged(connection, stored.damaged & keys)
             self.write(connection, known)
             stored = self.read(connection, digests)
         changed = {}
         for job, content in known:
-            kept, models = stored.results.get(content.digest, {}), numbers[job.generation]
-            outputs = {stage: kept.get(models[stage], said) for stage, said in content.outputs.items()}
+            kept = stored.results.get(content.digest, {})
+            outputs = {stage: kept.get(self.numbers[stage], said) for stage, said in content.outputs.items()}
             if outputs != content.outputs:
                 changed[job.id] = content.with_outputs(outputs)
         return changed
@@ -388,12 +359,3 @@ def _read_provenance(text: str) -> list[Provenance]:
     if checksum != f"{crc32(known.encode(errors='replace')):08x}":
         return []
     return msgspec.json.decode(known, type=list[Provenance])
-
-
-def _make_current(connection: sqlite3.Connection, numbers: Numbers) -> None:
-    connection.execute(SQL["forget_current"])
-    connection.executemany(SQL["make_current"], [(number,) for number in numbers.values()])
-
-
-def _read_models(connection: sqlite3.Connection) -> dict[int, Model]:
-    return {row[0]: read_model(row) for row in connection.execute(SQL["models"])}

@@ -7,6 +7,7 @@ import itertools
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -83,7 +84,7 @@ async def keep_answers(ledger: Ledger, groups: Sequence[ModelAnswers]) -> int:
     rows = []
     for group in groups:
         _check(group)
-        [number] = (await ledger.generations.add([group.model])).values()
+        [number] = (await ledger.run(partial(ledger.results.add, models=[group.model]))).values()
         rows += [result_row(digest, number, group.model, output) for digest, output in group.answers]
     return int(await ledger.run(lambda connection: _write(connection, rows)))
 

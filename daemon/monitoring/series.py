@@ -37,7 +37,6 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 PAGE_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 43200)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-EXCHANGED = ("done", "undone", "refused")  # how an exchange of models can end
 RELOADED = ("done", "refused")  # how a reload can end
 FAILED_FOR = tuple(reason for reason in Reason if reason is not Reason.UNPACKED)
 SKIPPED_FOR = (Reason.NOT_AN_IMAGE, Reason.NOT_REGULAR, Reason.EMPTY, Reason.BYTES, Reason.UNPACKED)
@@ -279,13 +278,11 @@ class Series:
         self.stage_notice = gauge(
             "visiond_stage_notice_info", "1 if a stage has a notice of this kind.", ["stage", "notice"]
         )
-        self.exchanges = counter("visiond_exchanges", "Exchanges of models, by how they ended.", ["outcome"])
         self.reloads = counter("visiond_reloads", "Reloads of daemon.toml, by how they ended.", ["outcome"])
         self.configuration_refused = gauge(
             "visiond_configuration_refused",
-            "1 if the last reload was refused, or its models did not load: the daemon works with what it had before.",
+            "1 if the last reload was refused: the daemon works with the settings that it had before.",
         )
-        self.exchange_running = gauge("visiond_exchange_running", "1 while models are exchanged.")
         self.worker_gpu_memory = gauge(
             "visiond_worker_gpu_bytes", "GPU memory of a worker's tensors.", ["worker", "kind"]
         )
@@ -331,7 +328,6 @@ class Series:
             (self.upkeep_failed, TASKS),
             (self.upkeep_failures, TASKS),
             (self.limited_by, PARTS),
-            (self.exchanges, EXCHANGED),
             (self.reloads, RELOADED),
             (self.bins, BIN_LABELS),
             (self.stage_notice, ORDER, KINDS),

@@ -9,7 +9,7 @@ from datetime import timedelta
 import msgspec
 
 from daemon.config.values import members_of
-from daemon.core.hints import command, quantity
+from daemon.core.hints import command
 from daemon.core.jobs import Outdated
 from daemon.monitoring.limits import Limit, Moment
 from daemon.system.log import LogLine
@@ -155,44 +155,6 @@ class LookState(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""  # why no image gets it now, in a sentence
 
 
-class ExchangeState(msgspec.Struct, frozen=True):
-    """The last exchange of models since the start; none while `outcome` is empty."""
-
-    outcome: str = ""  # running, done, undone (the stations went back), or refused
-    settings: list[str] = []  # the keys of daemon.toml that it is about
-    changed: int = 0  # stations that have the new models
-    stations: int = 0  # all of them
-    seconds: float = 0.0  # its duration, at its end
-    problem: str = ""  # why the daemon works with other models than daemon.toml names, in a sentence
-    goes_back: bool = False  # the new models do not load, and the stations return to those that they had
-    ended_at: float = 0.0  # Unix seconds
-
-    def sentence(self) -> str:
-        """What is not as it should be, or still under way. Empty when the stations have the models that daemon.toml
-        names."""
-        match self.outcome:
-            case "running" if self.goes_back:
-                return "the new models do not load: the stations go back to those that they had"
-            case "running":
-                return f"models are being exchanged: {self.changed} of {quantity(self.stations, 'station')} changed"
-            case "undone":
-                return (
-                    f"the new models did not load, so the daemon works with those that it had: {self.problem}"
-                )
-            case "refused":
-                return (
-                    f"the new models were refused, so the daemon works with those that it had: {self.problem}"
-                )
-        return ""
-
-    def success(self) -> str:
-        """When the last exchange ended well; empty if it did not, or if there was none."""
-        if self.outcome != "done":
-            return ""
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.ended_at))
-        return f"models exchanged at {at}, in {self.seconds:g} s, because of: {', '.join(self.settings)}"
-
-
 def describe_behind(sink: str, behind: int, why: str) -> str:
     """The problem of a sink; empty if there is none."""
     return f"sink {sink}: {behind:,} record{'s' * (behind != 1)} behind: {why}" if why else ""
@@ -235,7 +197,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     upkeep: list[Chore] = []  # tasks that are enabled or have run before
     # files with results of other models than the current ones; None: not counted yet
     outdated: Outdated | None = None
-    exchange: ExchangeState = ExchangeState()
     # the last warnings and errors of the daemon's own process; empty for readers of [http] and /api/status, as they name files
     log: list[LogLine] = []
     reload_problem: str = ""  # why the last reload was refused
@@ -291,8 +252,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     def refusal_sentence(self) -> str:
         """Why the daemon works with another configuration than the last reload asked for; empty if it does not."""
-        if self.exchange.problem or not self.reload_problem:
-            return self.exchange.sentence() if self.exchange.problem else ""
+        if not self.reload_problem:
+            return ""
         return f"the last reload was refused, so the daemon works with the settings that it had: {self.reload_problem}"
 
     def _count_ready(self) -> str:
@@ -310,10 +271,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         ]
         if self.running:
             parts.append(self.loading_sentence() if self.loading else f"{self.images_per_second:g} images/s")
-            parts += [
-                self.some_loading(),
-                self.exchange.sentence() if self.exchange.outcome == "running" else "",
-            ]
+            parts.append(self.some_loading())
         parts.append(self.looks_sentence())
         if self.eta_seconds is not None and self.pending:
             parts.append(f"{timedelta(seconds=round(self.eta_seconds))} to go")

@@ -17,17 +17,13 @@ from stages.weights.layouts import describe_words
 log = structlog.get_logger()
 
 
-def announce(layout: Layout, plans: Iterable[LookPlan], said: Layout | None = None) -> None:
-    """Log what runs where, what each second look does, and what a user should know about the models and plug-ins.
-    said: a layout whose notices are in the log already."""
-    before = list_notices(said.notices().items()) if said else []
+def announce(layout: Layout, plans: Iterable[LookPlan], *, with_notices: bool) -> None:
+    """Log what runs where, what each second look does, and what a user should know about the models and plug-ins."""
     segments = [list(segment.stages) for segment in layout.placement.segments]
     log.info("placement", segments=segments, why=layout.placement.why)
     if near := layout.cores.describe():
         log.info("workers run on the cores of their GPU's NUMA node", cores=near)
-    for line in list_notices(layout.notices().items()):
-        if line in before:
-            continue
+    for line in list_notices(layout.notices().items()) if with_notices else ():
         log.warning("models have a notice", notice=line)
     for words in filter(None, map(describe_words, layout.specs.values())):
         log.warning(words)

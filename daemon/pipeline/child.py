@@ -63,8 +63,8 @@ class RemoteCoordinator:
             match message := wire.decode_to_station(await wire.receive(self._reader)):
                 case wire.LogLevel(level):
                     set_up(level, "json")
-                case wire.Drain(hurried):
-                    station.drain(hurried=hurried)
+                case wire.Drain():
+                    station.drain()
                 case wire.StationStop():
                     return
                 case wire.Jobs() | wire.Known() | wire.Done() | wire.Ended():

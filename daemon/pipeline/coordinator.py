@@ -32,7 +32,6 @@ from daemon.inbox.watcher import Watcher
 from daemon.ledger.ledger import Ledger
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import StationState
-from daemon.pipeline.executor import Executor
 from daemon.pipeline.remote import RemoteStation
 from daemon.pipeline.running import RunningLook, finish_looks
 from daemon.pipeline.schedule import Entry, Schedule
@@ -73,7 +72,7 @@ class Pipeline:
         self.ledger = ledger
         self.record_of = ledger.record_of
         self.watcher = watcher
-        self.executors = [Executor(station) for station in stations]  # an exchange of models replaces them
+        self.stations = stations
         self.metrics = metrics
         self.looks, self.unpacker = looks, unpacker
         self.retry = retry or Retry()
@@ -89,7 +88,8 @@ class Pipeline:
         self._recovered: set[int] = set()  # inboxes of which nothing is owed
         self._destinations = destinations
         self.bins: dict[str, None] = {}  # that images got in this run
-        self._handing_out = anyio.Lock()
+        self._handing_out, self._asking = anyio.Lock(), anyio.CancelScope()
+        self.is_idle = False  # a station wants jobs, and none are due, or there are no more
         self._changed = anyio.Event()  # set, and replaced, when there may be more to do
         self._published: asyncio.Queue[Published] = asyncio.Queue(UNCONFIRMED)
         self._watching = anyio.CancelScope()
@@ -103,8 +103,8 @@ class Pipeline:
             for task in (self.confirm, self.publisher.release, self.outbox.run):
                 tasks.start_soon(task)
             tasks.start_soon(self.watch, once)
-            for executor in self.executors:
-                tasks.start_soon(executor.run, self)
+            for station in self.stations:
+                tasks.start_soon(station.run, self)
             for look in self.looks:
                 tasks.start_soon(look.run, self)
             if self.unpacker:
@@ -139,22 +139,14 @@ class Pipeline:
         """
         self.draining = self.retry.hurried = True
         self._over.set()
+        self._asking.cancel()
         self._watching.cancel()
         self.outbox.drain(seconds / 2)
-        parts: list[Executor | RunningLook | Unpacker | None] = [*self.executors, *self.looks, self.unpacker]
-        for part in [each for each in parts if each]:
+        for part in (*self.stations, *self.looks):
             part.drain()
+        if self.unpacker:
+            self.unpacker.drain()
         self.wake()
-
-    async def retire(self, executor: Executor) -> None:
-        """It gets no more jobs. Returns when the results of those that it has are published."""
-        executor.retire()
-        while self.schedule.has(executor):
-            await self._changed.wait()
-
-    @property
-    def stations(self) -> list[Station | RemoteStation]:
-        return [executor.station for executor in self.executors]
 
     @property
     def in_flight(self) -> int:
@@ -228,35 +220,37 @@ class Pipeline:
 
     async def next_jobs(self, station: object) -> list[Job]:
         """Wait for the next jobs; an empty list when there will be no more."""
-        [executor] = [each for each in self.executors if each.station is station]
-        jobs = await executor.ask(partial(self._wait_for_jobs, executor))
-        if jobs and executor.is_retired:  # it was not cancelled; `retire` does not know of these
-            self.let_go([job.id for job in jobs])
-        return [] if executor.is_retired else jobs
-
-    async def _wait_for_jobs(self, executor: Executor) -> list[Job]:
+        jobs: list[Job] = []
         async with self._handing_out:
-            while not self._over.is_set():
-                changed = self._changed  # before all that waits, in which another inbox may begin to answer
-                if unsettled := self.answering() - self._recovered:
-                    with anyio.CancelScope(shield=True):  # A station that asks may be lost meanwhile.
-                        await self.recover(unsettled)
-                # What is passed over now may be due by the time that the ledger has answered.
-                asked_at, was_busy = steady_seconds(), self.schedule.taken > 0
-                resting = self.schedule.resting(time.monotonic())
-                if jobs := await self._find(executor, FEED, generation=executor.generation):
-                    return jobs
-                lasting = self.schedule.lasting() if self.schedule.found_all else frozenset[int]()
-                pause = await self.ledger.seconds_to_next_try(asked_at, lasting)
-                if changed.is_set():
-                    continue
-                later = pause is not None or bool(resting - lasting)
-                if not was_busy and await self._has_nothing_left(later=later):
-                    self._over.set()
-                    self.wake()
-                    break
-                with executor.idle(), anyio.move_on_after(1.0 if pause is None else min(pause, 1.0)):
-                    await changed.wait()
+            with anyio.CancelScope() as self._asking:
+                while not (jobs or self._over.is_set()):
+                    jobs = await self._find_or_wait(station)
+        self.is_idle = not jobs
+        return jobs
+
+    async def _find_or_wait(self, station: object) -> list[Job]:
+        """Jobs for this station. If there are none, wait until there may be some, or note that there will be no more."""
+        changed = self._changed  # before all that waits, in which another inbox may begin to answer
+        if unsettled := self.answering() - self._recovered:
+            with anyio.CancelScope(shield=True):  # A station that asks may be lost meanwhile.
+                await self.recover(unsettled)
+        # What is passed over now may be due by the time that the ledger has answered.
+        asked_at, was_busy = steady_seconds(), self.schedule.taken > 0
+        resting = self.schedule.resting(time.monotonic())
+        if jobs := await self._find(station, FEED):
+            return jobs
+        lasting = self.schedule.lasting() if self.schedule.found_all else frozenset[int]()
+        pause = await self.ledger.seconds_to_next_try(asked_at, lasting)
+        if changed.is_set():
+            return []
+        later = pause is not None or bool(resting - lasting)
+        if not was_busy and await self._has_nothing_left(later=later):
+            self._over.set()
+            self.wake()
+            return []
+        self.is_idle = True
+        with anyio.move_on_after(1.0 if pause is None else min(pause, 1.0)):
+            await changed.wait()
         return []
 
     async def next_container(self, unpacker: object) -> Job | None:
@@ -264,11 +258,9 @@ class Pipeline:
         jobs = await self._find(unpacker, 1, containers=True)
         return jobs[0] if jobs else None
 
-    async def _find(
-        self, executor: object, most: int, *, containers: bool = False, generation: int = 0
-    ) -> list[Job]:
+    async def _find(self, executor: object, most: int, *, containers: bool = False) -> list[Job]:
         """Jobs for this executor, of those that wait in memory or in the ledger."""
-        take = partial(self.schedule.take, executor, most, containers=containers, generation=generation)
+        take = partial(self.schedule.take, executor, most, containers=containers)
         if jobs := take(self.answering(), time.monotonic()):
             return jobs
         if question := self.schedule.ask(most, self.answering(), time.monotonic()):
@@ -339,14 +331,9 @@ class Pipeline:
         return {e.job.id: self._judge.failed(e.job, hidden[e.job.id], now, e.content) for e in mine}
 
     async def note_published(self, group: Published) -> None:
-        executors = self.schedule.publish(ending.job.id for ending in group.endings)
+        self.schedule.publish(ending.job.id for ending in group.endings)
         self.publisher.note(group.publication)
         await self._published.put(group)
-        for executor in executors:
-            if isinstance(executor, Executor):
-                executor.note_results()
-                if executor.is_retired:
-                    self.wake()
 
     def let_go(self, images: Sequence[int]) -> None:
         self.schedule.give_back(images)
@@ -354,9 +341,8 @@ class Pipeline:
 
     def lose(self, station: object) -> int:
         """A station was lost: its jobs are handed out again, and what it had committed is published. Returns how many."""
-        [executor] = [each for each in self.executors if each.station is station]
-        images = self.schedule.has(executor)
-        self._note_owed(self.schedule.lose(executor))
+        images = self.schedule.has(station)
+        self._note_owed(self.schedule.lose(station))
         self.wake()
         return images
 

@@ -17,69 +17,37 @@ from daemon.results.destinations import Destination
 from daemon.results.judge import Judge
 from daemon.system.cores import bind
 from daemon.system.retry import Retry
-from daemon.workers.slab import Slab
 
 
-class Opening:
-    """Opens the stations of this daemon: those of its start, and others with other models in their places."""
-
-    def __init__(
-        self,
-        stack: contextlib.ExitStack,
-        layout: Layout,
-        metrics: Metrics,
-        judge: Judge,
-        destinations: Mapping[int, Destination],
-        bins: Iterable[str],
-        retry: Retry,
-    ) -> None:
-        """layout: of the start. bins: those that a rule has named before now. retry: of the coordinator."""
-        self._layout, self._metrics, self._judge = layout, metrics, judge
-        self._destinations, self._bins, self._retry = destinations, list(bins), retry
-        self.level = layout.config.log.level  # at which stations in other processes log
-        self._siblings: list[RemoteStation] = []
-        self._slab: Slab | None = None  # of the only station, if it is in this process
-        parts = parts_of(layout)
-        if len(parts) > 1:
-            check_traces(layout.config.traces)
-            self._slab_bytes = size_slabs(layout.config, layout.gpus, len(parts))
-            return
+def open_stations(
+    stack: contextlib.ExitStack,
+    layout: Layout,
+    metrics: Metrics,
+    judge: Judge,
+    destinations: Mapping[int, Destination],
+    bins: Iterable[str],
+    retry: Retry,
+) -> list[Station | RemoteStation]:
+    """None of them is started yet. bins: those that a rule has named before now. retry: of the coordinator."""
+    config = layout.config
+    for segment in layout.placement.segments:
+        metrics.begin_segment(segment.name, segment.stages, segment.devices)
+    parts = share_out(layout.placement, config.pipeline.stations)
+    if len(parts) == 1:
         held = [device for segment in layout.placement.segments for device in segment.first_devices]
         bind(layout.cores.common(held))  # before the slab is touched
-        self._slab = open_slab(layout.config, layout.gpus)
-        stack.callback(self._slab.close)
-        self._tracer = stack.enter_context(opened_tracer(layout.config.traces))
-
-    def open_all(self) -> list[Station | RemoteStation]:
-        """The stations of the start. None of them is started yet."""
-        stations = [self.open(self._layout, place) for place in range(len(parts_of(self._layout)))]
-        for place, station in enumerate(stations):
-            self.accept(place, station)
-        return stations
-
-    def open(self, layout: Layout, place: int) -> Station | RemoteStation:
-        """A station for this place, with the models of this layout. It is not started yet."""
-        for segment in layout.placement.segments:
-            self._metrics.begin_segment(segment.name, segment.stages, segment.devices)
-        if self._slab:
-            lanes = layout.open_lanes(self._slab, self._metrics)
-            parts = (self._judge, self._destinations, self._metrics)
-            return Station(self._slab, lanes, *parts, tracer=self._tracer, beside=self._retry)
-        part = parts_of(layout)[place]
-        setup = describe(layout, f"station {place}", part, self._slab_bytes, self._destinations, self._bins)
-        station = RemoteStation(setup, self._metrics, self._siblings)
-        station.log_at(self.level)
-        return station
-
-    def accept(self, place: int, station: Station | RemoteStation) -> None:
-        """The station has this place from now on: the daemon fails when all that have one are closed."""
-        if isinstance(station, RemoteStation):
-            self._siblings[place : place + 1] = [station]
-
-
-def parts_of(layout: Layout) -> list[list[list[int]]]:
-    """For each station, and for each segment, the numbers of its workers there."""
-    return share_out(layout.placement, layout.config.pipeline.stations)
+        slab = open_slab(config, layout.gpus)
+        stack.callback(slab.close)
+        tracer = stack.enter_context(opened_tracer(config.traces))
+        lanes = layout.open_lanes(slab, metrics)
+        return [Station(slab, lanes, judge, destinations, metrics, tracer=tracer, beside=retry)]
+    check_traces(config.traces)
+    slab_bytes = size_slabs(config, layout.gpus, len(parts))
+    stations: list[RemoteStation] = []
+    for place, part in enumerate(parts):
+        setup = describe(layout, f"station {place}", part, slab_bytes, destinations, bins)
+        stations.append(RemoteStation(setup, metrics, stations))
+    return list(stations)
 
 
 def describe(

@@ -72,8 +72,7 @@ class RemoteStation:
         self._begun, self._stopped = anyio.Event(), anyio.Event()
         self._writer: asyncio.StreamWriter | None = None
         self._process: anyio.abc.Process | None = None
-        self._stopping = self.closed = False
-        self._draining: wire.Drain | None = None
+        self._draining = self._stopping = self.closed = False
         self._losses = self._bins_sent = 0
         self._started_at = self._heard_at = 0.0  # monotonic seconds
         self._cause = ""
@@ -94,9 +93,9 @@ class RemoteStation:
         self._setup = msgspec.structs.replace(self._setup, config=msgspec.json.encode(config))
         self._send(wire.LogLevel(level))
 
-    def drain(self, *, hurried: bool = True) -> None:
-        self._draining = wire.Drain(hurried)
-        self._send(self._draining)
+    def drain(self) -> None:
+        self._draining = True
+        self._send(wire.Drain())
 
     def stop(self) -> None:
         self._stopping = True
@@ -246,7 +245,7 @@ class RemoteStation:
         self._send(wire.Jobs(call.number, jobs, bins[self._bins_sent :]))
         self._bins_sent = len(bins)
         if self._draining:
-            self._send(self._draining)
+            self._send(wire.Drain())
 
     async def _note_read(self, call: wire.NoteRead) -> None:
         self._send(wire.Known(call.number, dict(await self._of_pipeline().note_read(call.read))))

@@ -133,10 +133,8 @@ class Schedule:
         now: float,
         *,
         containers: bool = False,
-        generation: int = 0,
     ) -> list[Job]:
-        """At most so many jobs, which are in this executor's hands from now on. inboxes: those that answer. generation: of
-        the executor's models."""
+        """At most so many jobs, which are in this executor's hands from now on. inboxes: those that answer."""
         waiting = self._waiting[containers]
         inboxes = frozenset(inboxes) - self.resting(now)
         taken: list[Entry] = []
@@ -145,7 +143,7 @@ class Schedule:
                 break
             is_free = entry.job.inbox in inboxes and entry.file not in self._holders
             if is_free and self._is_within_limit(entry):
-                self._begin(entry, executor, generation)
+                self._begin(entry, executor)
                 taken.append(entry)
         if taken:
             waiting[:] = [entry for entry in waiting if entry.state is State.WAITING]
@@ -160,13 +158,11 @@ class Schedule:
             entry = self.entries[ending.job.id]
             entry.state, entry.ending, entry.is_newest = State.ENDED, ending, ending.job.id in newest
 
-    def publish(self, images: Iterable[int]) -> set[object]:
-        """Their files are written. Returns the executors that had them."""
-        entries = [self.entries[image] for image in images]
-        executors = {entry.executor for entry in entries}
-        for entry in entries:
+    def publish(self, images: Iterable[int]) -> None:
+        """Their files are written."""
+        for image in images:
+            entry = self.entries[image]
             entry.state, entry.executor = State.PUBLISHED, None
-        return executors
 
     def confirm(self, images: Iterable[int]) -> list[Entry]:
         """All that was written for them is on the disk. An attempt that is to be repeated waits in the ledger."""
@@ -356,10 +352,8 @@ class Schedule:
 
     # Changes of an entry.
 
-    def _begin(self, entry: Entry, executor: object, generation: int) -> None:
+    def _begin(self, entry: Entry, executor: object) -> None:
         entry.state, entry.executor = State.TAKEN, executor
-        if entry.job.generation != generation:
-            entry.job = replace(entry.job, generation=generation)
         self._holders[entry.file] = entry
         if self.limit is not None and entry.job.id not in self._begun:
             self._begun.add(entry.job.id)

@@ -144,11 +144,10 @@ class Station:
     def log_at(self, level: str) -> None:
         """The log of its process is the daemon's."""
 
-    def drain(self, *, hurried: bool = True) -> None:
-        """Let go of the jobs that wait for a worker; the coordinator hands out no more. hurried: wait for no disk
-        either."""
+    def drain(self) -> None:
+        """Let go of the jobs that wait for a worker, and wait for no disk; the coordinator hands out no more."""
         self._draining.set()
-        self.retry.hurried = hurried
+        self.retry.hurried = True
         for lane in self.lanes:
             self._empty(lane)
 

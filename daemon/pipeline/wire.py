@@ -138,9 +138,7 @@ class LogLevel(msgspec.Struct, tag="log_level", frozen=True):
 
 
 class Drain(msgspec.Struct, tag="drain", frozen=True):
-    """Let go of the jobs that wait for a worker. hurried: wait for no disk either."""
-
-    hurried: bool
+    """Let go of the jobs that wait for a worker, and wait for no disk."""
 
 
 class StationStop(msgspec.Struct, tag="stop", frozen=True):

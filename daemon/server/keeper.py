@@ -61,12 +61,6 @@ class Keeper:
         self._config = config
         self._sums = sums
         self._order = msgspec.msgpack.encode(ParsedConfig.of(config))
-        self._changed = anyio.Event()
-
-    def change(self, config: Config) -> None:
-        """Start the process again, with this configuration. New requests wait meanwhile."""
-        self._order = msgspec.msgpack.encode(ParsedConfig.of(config))
-        self._changed.set()
 
     async def run(self) -> None:
         """Serve the page until cancelled. While its address cannot be used, there is none. Raises nothing."""
@@ -95,13 +89,11 @@ class Keeper:
             for risk in risks(http, "page"):
                 log.warning("the page is open to the network", risk=risk)
             while True:
-                started, self._changed = time.monotonic(), anyio.Event()
+                started = time.monotonic()
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._forget)
                     status = await self._run(listener.fileno())
                     tasks.cancel_scope.cancel()
-                if self._changed.is_set():
-                    continue
                 pause = PAUSE_SECONDS if time.monotonic() - started > LASTING_SECONDS else pause
                 how = describe_end(status)
                 self.problem = f"the page's process has ended: {how}; the log says why"
@@ -126,7 +118,7 @@ class Keeper:
             await anyio.sleep(LONGEST_PAUSE_SECONDS)
 
     async def _run(self, listener: int) -> int | None:
-        """One process, from its start to its end, or until the configuration has changed; returns its status."""
+        """One process, from its start to its end; returns its status."""
         try:
             child = await children.start(MODULE, Relayed("page", "process"), listener, environment=ONE_THREAD)
         except OSError as error:
@@ -137,11 +129,8 @@ class Keeper:
             writer.write(self._order)
             with suppress(OSError):  # it has ended already
                 writer.write_eof()
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_end_when, self._changed, child.process)
-                await self._take_counts(reader)
-                await child.process.wait()
-                tasks.cancel_scope.cancel()
+            await self._take_counts(reader)
+            await child.process.wait()
             return child.process.returncode
         finally:
             self._sums.keep(self)
@@ -153,8 +142,3 @@ class Keeper:
         with suppress(OSError, ValueError, msgspec.MsgspecError):  # it is ending, or sends nonsense
             async for line in reader:
                 self._sums.take(self, msgspec.json.decode(line, type=list[Sample]))
-
-
-async def _end_when(changed: anyio.Event, process: anyio.abc.Process) -> None:
-    await changed.wait()
-    await children.end(process)

@@ -25,7 +25,7 @@ from daemon.maintenance.schedule import Upkeep
 from daemon.monitoring.counts import Hour, Pace, WaitingCount
 from daemon.monitoring.disks import Disks
 from daemon.monitoring.moments import LOOK_SECONDS, Limits
-from daemon.monitoring.snapshot import ExchangeState, LaneState, SegmentState, Snapshot, WorkerState
+from daemon.monitoring.snapshot import LaneState, SegmentState, Snapshot, WorkerState
 from daemon.pipeline.coordinator import Pipeline
 from daemon.system.log import recent_lines
 
@@ -59,13 +59,12 @@ class Status:
         metrics = self.metrics = pipeline.metrics
         self._counts = metrics.counts
         self.upkeep = upkeep
-        self.reloading: Reloading[Any] | None = None  # set by the service
-        self.exchange: Callable[[], ExchangeState] = ExchangeState
+        self.reloading: Reloading | None = None  # set by the service
         self._notices = notices or {}
         metrics.noticed(self._notices)
         self._started = time.monotonic()
         self._reload_problem = ""  # why the last reload changed nothing
-        metrics.configuration_refused.set_function(lambda: float(self._is_refused()))
+        metrics.configuration_refused.set_function(lambda: float(bool(self._reload_problem)))
         self._pace = Pace()
         self._hour = Hour()
         self._limits = Limits()
@@ -80,7 +79,8 @@ class Status:
             metrics.follow_sink(delivery.name, delivery.state)
         for look in pipeline.looks:
             metrics.follow_look(look.desk.name, look.state)
-        self._follow_queues()
+        for lane in self._segments():
+            metrics.queue_depth.labels(lane.name).set_function(partial(self._queued, lane.name))
 
     def snapshot(self) -> Snapshot:
         pipeline, counts = self._pipeline, self._counts
@@ -120,7 +120,6 @@ class Status:
             uptime_seconds=round(time.monotonic() - self._started, 1),
             upkeep=self.upkeep.chores() if self.upkeep else [],
             outdated=self._outdated,
-            exchange=self.exchange(),
             log=recent_lines(),
             reload_problem=self._reload_problem,
         )
@@ -187,7 +186,7 @@ class Status:
         for station in [*self._pipeline.stations, *(look.station for look in self._pipeline.looks)]:
             station.measure()
 
-    def follow_reloads(self, reloading: Reloading[Any]) -> None:
+    def follow_reloads(self, reloading: Reloading) -> None:
         """Show from now on how its reloads end."""
         self.reloading = reloading
         reloading.ended = self._note_reload
@@ -195,21 +194,6 @@ class Status:
     def _note_reload(self, problems: Sequence[str]) -> None:
         self._reload_problem = " ".join(problems)
         self.metrics.reloads.labels("refused" if problems else "done").inc()
-
-    def _is_refused(self) -> bool:
-        """Whether the daemon works with another configuration than the last reload asked for."""
-        return bool(self._reload_problem or self.exchange().problem)
-
-    def models_changed(self, notices: dict[str, str], settings_digest: str) -> None:
-        """All stations have other models now."""
-        self._notices, self._settings_digest = notices, settings_digest
-        self.metrics.noticed(notices)
-        self._count_again_at = 0.0
-        self._follow_queues()
-
-    def _follow_queues(self) -> None:
-        for lane in self._segments():
-            self.metrics.queue_depth.labels(lane.name).set_function(partial(self._queued, lane.name))
 
     def unhealthy(self) -> list[str]:
         """The workers that are not ready, with the cause. Empty if the daemon is healthy."""
@@ -221,9 +205,8 @@ class Status:
         ]
 
     def is_dead(self) -> bool:
-        """Whether a segment has no worker left, not even one that is still loading or waits for memory. During an
-        exchange of models the workers of a station end, and others follow."""
-        return self.exchange().outcome != "running" and any(
+        """Whether a segment has no worker left, not even one that is still loading or waits for memory."""
+        return any(
             all(
                 worker.state not in ("ready", "loading") and not worker.short_of_memory
                 for worker in lane.workers
@@ -304,8 +287,7 @@ class Status:
         pipeline = self._pipeline
         if pipeline.unpacker and pipeline.schedule.has(pipeline.unpacker):
             return True
-        is_idle = any(executor.is_idle for executor in pipeline.executors)
-        return not is_idle and self._counts.of(JobStatus.PENDING) > pipeline.in_flight
+        return not pipeline.is_idle and self._counts.of(JobStatus.PENDING) > pipeline.in_flight
 
     def _segments(self) -> list[LaneState]:
         """What all stations have of each segment, together."""

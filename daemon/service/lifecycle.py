@@ -44,11 +44,9 @@ from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import Snapshot
 from daemon.pipeline.announcing import announce, warn_of_outdated
 from daemon.pipeline.coordinator import Pipeline
-from daemon.pipeline.opening import Opening
 from daemon.server.answers import Answers
 from daemon.server.keeper import Keeper
 from daemon.server.status import Status
-from daemon.service.exchange import Exchange, ModelSet
 from daemon.service.wiring import open_ledger, open_pipeline
 from daemon.system import signals
 from daemon.system.children import leave_within
@@ -104,12 +102,12 @@ class Service:
     async def run(self) -> None:
         """Start up, work until a signal to stop (with once: until all is done), shut down.
         Raises VisiondError."""
-        async with self._open() as (pipeline, status, exchange):
+        async with self._open() as (pipeline, status):
             self.pipeline = pipeline
             with signals.listening() as orders:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._obey, tasks, orders, pipeline, status)
-                    tasks.start_soon(self._keep_models, tasks, pipeline, exchange)
+                    tasks.start_soon(self._load_models, tasks, pipeline)
                     tasks.start_soon(self._report, pipeline, status)
                     tasks.start_soon(status.watch)
                     tasks.start_soon(self._give_up if self.once else self._keeper.run)
@@ -184,13 +182,13 @@ class Service:
             raise InboxUnwritable(f"{'; '.join(problems)}. {fix}", self.counts.outcomes())
 
     @contextlib.asynccontextmanager
-    async def _open(self) -> AsyncIterator[tuple[Pipeline, Status, Exchange]]:
+    async def _open(self) -> AsyncIterator[tuple[Pipeline, Status]]:
         """Open everything that the pipeline needs, in order of dependence; close it in the opposite order."""
         config, metrics = self.config, self.metrics
         with contextlib.ExitStack() as stack:
             layout, plans = await to_thread.run_sync(lay_out, config)
             self._layouts = [layout, *(plan.layout for plan in plans)]
-            announce(layout, plans, layout if self.once else None)  # its summary has the notices
+            announce(layout, plans, with_notices=not self.once)  # then its summary has them
             retry = Retry()
             ledger, numbers = await open_ledger(stack, config, layout, plans, metrics, retry)
             reader = stack.enter_context(contextlib.closing(Reader(ledger.path)))
@@ -199,7 +197,7 @@ class Service:
             count_outdated = partial(reader.count_outdated, config.kept_inboxes, every_stage=every_stage)
             if not self.once:  # its summary says so at the end
                 warn_of_outdated(await to_thread.run_sync(count_outdated))
-            pipeline, opening = await open_pipeline(
+            pipeline = await open_pipeline(
                 stack, config, layout, plans, ledger, reader, numbers, metrics, retry, once=self.once
             )
             self.counts.begin(await to_thread.run_sync(reader.counts))
@@ -216,44 +214,25 @@ class Service:
                 disks=Disks(list_written_folders(config)),
                 page_problem=lambda: self._keeper.problem,
             )
-            exchange = Exchange(pipeline, opening, ModelSet(config, layout, settings, 0), status)
             answers = Answers(status)
-            self._let_reload(answers, status, upkeep, opening, exchange)
+            live: list[Apply] = [answers.configure, partial(self._apply, pipeline), upkeep.configure]
+            status.follow_reloads(Reloading(config, self._read, live))
             async with answers.serve(config, pages_matter=not self.once) as self.url:
-                yield pipeline, status, exchange
-
-    def _let_reload(
-        self, answers: Answers, status: Status, upkeep: Upkeep, opening: Opening, exchange: Exchange
-    ) -> None:
-        live = [answers.configure, self._apply_to(exchange.pipeline, opening), upkeep.configure]
-        reloading = Reloading(self.config, self._read, live, None if self.once else exchange)
-        # Another reload may have changed more than the models since the exchange began.
-        exchange.done = lambda _: self._keeper.change(self.config)
-        exchange.undone = reloading.go_back
-        status.follow_reloads(reloading)
+                yield pipeline, status
 
     def _rescan_seconds(self) -> float:
         return self.config.pipeline.rescan_seconds
 
-    def _apply_to(self, pipeline: Pipeline, opening: Opening) -> Apply:
-        """What gives them the new settings after a reload."""
-
-        def apply(config: Config) -> None:
-            self.config = config
-            set_up_log(config.log.level, config.log.format)
-            opening.level = config.log.level
-            for station in pipeline.stations:
-                station.log_at(config.log.level)
-            for look in pipeline.looks:
-                [rate] = [t.images_per_second for t in config.second_look if t.name == look.desk.name]
-                look.desk.limit(rate)
-            pipeline.watcher.configure(config.inbox, config.pipeline.rescan_seconds)
-
-        return apply
-
-    async def _keep_models(self, tasks: anyio.abc.TaskGroup, pipeline: Pipeline, exchange: Exchange) -> None:
-        await self._load_models(tasks, pipeline)
-        await exchange.run(tasks)
+    def _apply(self, pipeline: Pipeline, config: Config) -> None:
+        """Use the new settings after a reload."""
+        self.config = config
+        set_up_log(config.log.level, config.log.format)
+        for station in pipeline.stations:
+            station.log_at(config.log.level)
+        for look in pipeline.looks:
+            [rate] = [t.images_per_second for t in config.second_look if t.name == look.desk.name]
+            look.desk.limit(rate)
+        pipeline.watcher.configure(config.inbox, config.pipeline.rescan_seconds)
 
     async def _load_models(self, tasks: anyio.abc.TaskGroup, pipeline: Pipeline) -> None:
         """Start all workers at once, and report READY when all have loaded their models."""
@@ -262,8 +241,8 @@ class Service:
         for look in pipeline.looks:  # first looks do not wait for its model
             tasks.start_soon(look.staff)
         async with anyio.create_task_group() as starting:
-            for executor in pipeline.executors:
-                starting.start_soon(tasks.start, executor.staff)
+            for station in pipeline.stations:
+                starting.start_soon(tasks.start, station.staff)
         self.loaded = True
         self.notifier.ready()
         workers = sum(len(lane.workers) for state in pipeline.states() for lane in state.lanes)

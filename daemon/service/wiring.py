@@ -20,7 +20,7 @@ from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline.coordinator import Pipeline
-from daemon.pipeline.opening import Opening
+from daemon.pipeline.opening import open_stations
 from daemon.pipeline.running import open_looks
 from daemon.pipeline.schedule import Schedule
 from daemon.pipeline.unpacker import open_unpacker
@@ -75,8 +75,8 @@ async def open_pipeline(
     retry: Retry,
     *,
     once: bool,
-) -> tuple[Pipeline, Opening]:
-    """The pipeline, not running yet, and what opens its stations. numbers: of the inboxes in the ledger."""
+) -> Pipeline:
+    """The pipeline, not running yet. numbers: of the inboxes in the ledger."""
     inboxes = dict(zip(numbers, config.inbox, strict=True))
     bins = await to_thread.run_sync(reader.bins) if config.output.bins in ("link", "copy") else ()
     destinations = {number: Destination.of(inbox, config, bins) for number, inbox in inboxes.items()}
@@ -91,12 +91,11 @@ async def open_pipeline(
         keep_marker=ledger.keep_marker,
     )
     judge = judge_of(config, {number: each.inbox for number, each in destinations.items()})
-    opening = Opening(stack, layout, metrics, judge, destinations, bins, retry)
     schedule = Schedule()
-    pipeline = Pipeline(
+    return Pipeline(
         ledger=ledger,
         watcher=watcher,
-        stations=opening.open_all(),
+        stations=open_stations(stack, layout, metrics, judge, destinations, bins, retry),
         judge=judge,
         destinations=destinations,
         metrics=metrics,
@@ -117,4 +116,3 @@ async def open_pipeline(
         retry=retry,
         reuse_results=config.pipeline.reuse_results,
     )
-    return pipeline, opening

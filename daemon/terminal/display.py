@@ -349,10 +349,9 @@ def print_put_back(images: int, asked: int, *, is_running: bool) -> None:
 
 def print_older_settings() -> None:
     """Print that `redo --stale` has no effect yet."""
-    again, reload = (printable(command(*words)) for words in (("redo", "--stale"), ("reload",)))
     errors.print(
         "The running daemon has other models, thresholds or rules than this configuration has now, so these images will be as "
-        f"stale as before: restart it (or for models only, `{reload}`), then run `{again}` again."
+        f"stale as before: restart it, then run `{printable(command('redo', '--stale'))}` again."
     )
 
 

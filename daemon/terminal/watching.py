@@ -197,7 +197,6 @@ def _headline(view: Observation) -> Text:
         f"[bold]{printable(rate)}[/bold]",
         f"{now.pending:,} pending",
         *filter(None, [now.some_loading()]),
-        *([printable(now.exchange.sentence())] if now.exchange.outcome == "running" else []),
     ]
     if now.eta_seconds is not None and now.left_in_this_run:
         parts.append(f"{timedelta(seconds=round(now.eta_seconds))} to go")
@@ -228,7 +227,7 @@ def _problems(now: Snapshot) -> list[str]:
         *failures,
         *filter(None, [now.refusal_sentence()]),
         *looks,
-        *filter(None, [now.outdated_sentence(), now.exchange.success()]),
+        *filter(None, [now.outdated_sentence()]),
         *list_notices(now.notices.items()),
     ]
 

@@ -129,9 +129,6 @@ OVERVIEW: dict[str, list[Panel]] = {
               " settings than the last reload asked for.", "short",
               {"{{outcome}}": increase("visiond_reloads_total", "outcome"),
                "refused now {{instance}}": "visiond_configuration_refused{M}"}, width=6),
-        Panel("Exchanges of models", "By how they ended; running: 1 while one is under way.", "short",
-              {"{{outcome}}": increase("visiond_exchanges_total", "outcome"),
-               "running {{instance}}": "visiond_exchange_running{M}"}, width=6),
     ],
     "Ledger and folders": [
         Panel("Commits", "Transactions of the ledger; under load each has many images.", "suffix: commits/s",

@@ -108,11 +108,6 @@ def build(uid: str, board: Board) -> dict[str, Any]:
         "annotations": {
             "list": [
                 _annotation("Restarts", "orange", "process_start_time_seconds{M} * 1000", at_value=True),
-                _annotation(
-                    "Exchanges of models",
-                    "blue",
-                    "sum by (instance) (changes(visiond_exchanges_total{M}[2m]))",
-                ),
             ]
         },
         "panels": [{"id": number, **panel} for number, panel in enumerate(_place(board.rows), 1)],

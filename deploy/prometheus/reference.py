@@ -42,9 +42,8 @@ LABELS = {
     "look": "name of a `[[second_look]]` table",
     "name": "the GPU's name",
     "notice": "the kind of notice that a stage's weights have: `demonstration`, `random`, `other`",
-    "outcome": "of images: `done`, `failed`, `skipped`, `gone`; of an exchange of models: `done`, `undone` "
-    "(the stations went back), `refused`; of a reload: `done`, `refused`; of second looks: `done`, `failed`; "
-    "of uploads: `accepted`, `repeated`, `refused`",
+    "outcome": "of images: `done`, `failed`, `skipped`, `gone`; of a reload: `done`, `refused`; of second "
+    "looks: `done`, `failed`; of uploads: `accepted`, `repeated`, `refused`",
     "part": "[what limits](monitoring.md#what-limits-the-rate): `input`, `read`, `decode`, `gpu`, `workers`, `publish`",
     "reason": "of images: see [Why an image failed](inboxes.md#why-an-image-failed); of a worker's loss: `died`, `timeout`, "
     "`load` (before it was ready), `sharing` (a worker was lost that shared its GPU), `memory` (its GPU had too little), "

@@ -243,9 +243,9 @@ def break_a_sink(folder: Path, sizes: Sizes) -> None:
         scene.expect("VisiondPublishingBehind", scene.work)
 
 
-def reload_models_that_do_not_load(folder: Path, sizes: Sizes) -> None:
+def reload_a_typo(folder: Path, sizes: Sizes) -> None:
     with opened(folder, sizes) as scene:
-        scene.place.configure({"stages": {"yolo": {"options": {"unusable": "it has no layer called head"}}}})
+        scene.place.configure({"pipeline": {"max_attempts": 0}})
         scene.place.command("reload")
         scene.expect("VisiondConfigurationRefused", scene.work)
 
@@ -281,7 +281,7 @@ DRILLS: dict[str, Callable[[Path, Sizes], None]] = {
     "VisiondWrongAnswers": break_a_model,
     "VisiondInboxAway": take_an_inbox_away,
     "VisiondPublishingBehind": break_a_sink,
-    "VisiondConfigurationRefused": reload_models_that_do_not_load,
+    "VisiondConfigurationRefused": reload_a_typo,
     "VisiondDiskLow": fill_the_disk,
     "VisiondGpuMemory": take_gpu_memory,
     "VisiondEventsLost": overflow_the_queue_of_events,

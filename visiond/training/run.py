@@ -52,8 +52,6 @@ def run(job: Path, say: Callable[[str], None]) -> None:
     """Raises VisiondError; MemoryError if not even a batch of one fits; torch.OutOfMemoryError."""
     order, data = read_job(job)
     rank, processes = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    if order.settings.deterministic:
-        make_deterministic()
     beside = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
     cores = max(count_cores() // beside, 1)
     torch.set_num_threads(cores)
@@ -99,6 +97,8 @@ def run(job: Path, say: Callable[[str], None]) -> None:
 
 
 def _make_learner(job: TrainingJob, data: Data, device: torch.device) -> Learner:
+    if job.settings.deterministic:
+        make_deterministic()
     torch.manual_seed(job.settings.seed)  # a new head is the same in all processes
     learner: Learner = LEARNERS[job.task](Path(job.base), data.names, device)
     if job.head_only:

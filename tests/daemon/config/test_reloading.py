@@ -41,6 +41,7 @@ def test_live_settings_are_taken_over_and_the_others_are_named() -> None:
         upkeep={"prune_days": 3, "quiet_hours": ""},
         pipeline={"drain_seconds": 1, "max_attempts": 9},
         log={"level": "debug", "format": "json"},
+        stages={"clip": {"model": "clip-l14"}},
     )
     taken, done = take_over(old, new)
     assert done.changed == [
@@ -50,7 +51,7 @@ def test_live_settings_are_taken_over_and_the_others_are_named() -> None:
         "pipeline.drain_seconds",
         "log.level",
     ]
-    assert done.waiting == ["inbox.recursive", "pipeline.max_attempts", "log.format"]
+    assert done.waiting == ["inbox.recursive", "pipeline.max_attempts", "stages.clip.model", "log.format"]
     assert (taken.inbox[0].ignore, taken.inbox[0].recursive) == (["*.x"], True)
     assert (taken.log.level, taken.log.format, taken.pipeline.max_attempts) == ("debug", "auto", 3)
     assert take_over(taken, new)[1] == Reloaded([], done.waiting), "they wait until the restart"
@@ -185,7 +186,6 @@ def test_a_new_token_and_certificate_are_used_after_a_reload(tmp_path: Path) -> 
             "changed": [],
             "waiting": [],
             "problems": [],
-            "exchanging": [],
         }
         assert shown() != before
         assert (answers("the first"), answers("the second")) == (401, 200)

@@ -13,7 +13,6 @@ from daemon.core.jobs import Ending, JobStatus
 from daemon.ledger.joining import file_row
 from daemon.ledger.rows import (
     CHUNK,
-    Generations,
     Results,
     checksums_of,
     content_row,
@@ -75,9 +74,8 @@ def store(connection: sqlite3.Connection, numbers: Iterable[int]) -> None:
 def test_checksums_that_a_station_computed_are_those_of_the_rows(
     make: Callable[..., Ending], connection: sqlite3.Connection
 ) -> None:
-    generations = Generations(ask=lambda work: work(connection))
-    generations.start(connection, MODELS)
-    results, numbers = Results(generations), {model.stage: number for number, model in enumerate(MODELS, 1)}
+    results = Results()
+    results.start(connection, MODELS)
     stored = []
     for computes in (False, True):
         ending = make(make_job(), outputs=make_outputs())
@@ -87,7 +85,7 @@ def test_checksums_that_a_station_computed_are_those_of_the_rows(
         sums = {ending.job.id: ending.checksums} if ending.checksums else {}
         results.write(connection, [(ending.job, ending.content)], sums)
         rows = connection.execute("SELECT * FROM result, content").fetchall()
-        stored.append((rows, end_row(ending, b"/inbox", generations.models, numbers)))
+        stored.append((rows, end_row(ending, b"/inbox", results.models, results.numbers)))
         connection.execute("ROLLBACK")
     assert stored[0] == stored[1]
     assert len(stored[0][0]) == len(MODELS)

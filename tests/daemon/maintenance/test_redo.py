@@ -197,7 +197,7 @@ def test_stale_images_and_a_daemon_with_older_settings_are_reported(tmp_path: Pa
         assert printed != "0 images pending again\n"
         assert reported == (
             "The running daemon has other models, thresholds or rules than this configuration has now, so these images will be "
-            "as stale as before: restart it (or for models only, `visiond reload`), then run `visiond redo --stale` again.\n"
+            "as stale as before: restart it, then run `visiond redo --stale` again.\n"
         )
         assert daemon.stop() == 0
     with Daemon(place) as daemon:

@@ -21,9 +21,7 @@ from daemon.ledger.ledger import Ledger
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline import schedule, station
 from daemon.pipeline.coordinator import Pipeline
-from daemon.pipeline.station import Published
 from daemon.results import publisher
-from daemon.results.destinations import Publication
 from daemon.results.judge import Judge
 from daemon.service.lifecycle import Service
 from daemon.system.clock import steady_seconds
@@ -427,49 +425,22 @@ async def test_a_drain_hands_out_nothing_that_the_ledger_still_answers(
 
 
 @pytest.mark.anyio
-async def test_a_station_is_retired_when_all_its_jobs_have_left_it(ledger: Ledger, tmp_path: Path) -> None:
+async def test_a_drain_ends_a_question_that_the_ledger_does_not_answer(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     coordinator = make_coordinator(ledger, tmp_path)
-    await coordinator.admit([make_file(name) for name in (b"published", b"let go")])
-    published, let_go = await next_jobs(coordinator)
-    committed, order = await coordinator.end([done(published)]), list[str]()
+    await coordinator.admit([make_file(b"a.jpg")])
 
-    async def retire() -> None:
-        await coordinator.retire(coordinator.executors[0])
-        order.append("retired")
+    async def find(*arguments: Any, **options: Any) -> None:
+        await anyio.sleep_forever()
 
+    monkeypatch.setattr(ledger, "next_jobs", find)
     with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(retire)
-            coordinator.let_go([let_go.id])
+            for _ in range(2):  # one asks the ledger, and one waits for its turn
+                tasks.start_soon(next_jobs, coordinator)
             await anyio.wait_all_tasks_blocked()
-            order.append("published")
-            nothing = Publication([], {}, set(), [], [])
-            await coordinator.note_published(Published(*committed, nothing))
-    assert order == ["published", "retired"]
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("while_it", ["recover", "next_jobs"])
-async def test_a_station_that_is_retired_while_it_asks_gets_no_jobs(
-    while_it: str, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody would take them from it."""
-    coordinator = make_coordinator(ledger, tmp_path)
-    await coordinator.admit([make_file(name) for name in (b"a.jpg", b"b.jpg")])
-    if while_it == "recover":
-        await coordinator.end([done((await next_jobs(coordinator))[0])])
-        coordinator.lose(STATION)  # it is started again, and asks, with one image owed and one that waits
-    owner = coordinator if while_it == "recover" else ledger
-    work = getattr(owner, while_it)
-
-    async def work_and_retire(*arguments: Any, **options: Any) -> Any:
-        answer = await work(*arguments, **options)
-        await coordinator.retire(coordinator.executors[0])
-        return answer
-
-    monkeypatch.setattr(owner, while_it, work_and_retire)
-    assert await next_jobs(coordinator) == []
-    assert coordinator.in_flight == 0
+            coordinator.drain()
 
 
 @pytest.mark.anyio

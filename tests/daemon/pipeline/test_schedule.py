@@ -93,17 +93,11 @@ def test_an_inbox_that_does_not_answer_holds_up_no_other() -> None:
 
 def test_what_a_lost_executor_had_waits_again_as_if_nobody_had_begun_it() -> None:
     schedule = offered(image(1), image(2))
-    [first, _] = schedule.take("a", 9, INBOXES, 0.0, generation=3)
+    [first, _] = schedule.take("a", 9, INBOXES, 0.0)
     schedule.blame(first.id, 1)
     assert schedule.lose("a") == []
     [again, _] = schedule.take("b", 9, INBOXES, 0.0)
     assert again == msgspec.structs.replace(image(1), deaths=1), "the workers that it killed are counted"
-
-
-def test_jobs_have_the_generation_of_their_executors_models() -> None:
-    schedule = offered(image(1), image(2))
-    assert [job.generation for job in schedule.take("a", 9, INBOXES, 0.0, generation=3)] == [3, 3]
-    assert schedule.entries[1].job.generation == 3
 
 
 def test_what_a_lost_executor_had_ended_is_owed_and_keeps_its_file() -> None:

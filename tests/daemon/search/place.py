@@ -30,7 +30,6 @@ class Place:
     def __init__(self, state: Path, spec: StageSpec | None = None, least: float = 0.0) -> None:
         """spec: of the stage whose text tower compares sentences. least: probability."""
         self.state = state
-        self.generation = 0  # of the models that give the results
         self.ledger = Ledger(state / "ledger.sqlite")
         self._run(self.ledger.register([(Path("/srv/inbox"), 0)], MODELS))
         self.reader = Reader(self.ledger.path)
@@ -50,7 +49,7 @@ class Place:
         self._run(self._annotate(text, answers))
 
     async def _annotate(self, text: str, answers: Answers) -> None:
-        jobs = [replace(job, generation=self.generation) for job in await self.ledger.next_jobs(9, ())]
+        jobs = await self.ledger.next_jobs(9, ())
         outputs = make_outputs() | {
             stage: Output(msgspec.json.encode(answer), 0.1)
             for stage, answer in {"ocr": page(text), **answers}.items()
@@ -65,13 +64,8 @@ class Place:
 
     def begin_with(self, fingerprint: str, stage: str = "ocr", notice: str = "") -> None:
         """The daemon starts again with another model for a stage."""
-        models = [Model(stage, fingerprint, notice) if model.stage == stage else model for model in MODELS]
+        models = [*(model for model in MODELS if model.stage != stage), Model(stage, fingerprint, notice)]
         self._run(self.ledger.register([(Path("/srv/inbox"), 0)], models))
-
-    def exchange(self, fingerprint: str, stage: str) -> None:
-        """From now on, images get results of this model, while the daemon works."""
-        models = [*(model for model in MODELS if model.stage != stage), Model(stage, fingerprint, "")]
-        self.generation = self._run(self.ledger.generations.begin(models))
 
     def put_back(self, image: int) -> None:
         self._run(self.ledger.put_back(JobStatus.DONE, [image]))

@@ -126,7 +126,7 @@ def test_images_that_failed_or_were_replaced_have_no_part_and_images_without_an_
 def test_embeddings_of_two_models_are_not_compared(place: Place) -> None:
     for number in range(2):
         place.add(f"{number}.jpg", "x", clip=at(0))
-    place.exchange("clip-2", "clip")
+    place.begin_with("clip-2", "clip")
     for number in range(3):
         place.add(f"new{number}.jpg", "x", clip=at(0))
     found = find(place)
@@ -147,7 +147,7 @@ def hashed(bits: int) -> dict[str, Any]:
 
 
 def test_images_are_grouped_by_how_many_bits_of_their_hashes_differ(place: Place) -> None:
-    place.exchange("hash-1", "hash")
+    place.begin_with("hash-1", "hash")
     for number, bits in enumerate((0, 6, 7, 40, 34)):
         place.add(f"{number}.jpg", "x", size=9 - number, **hashed(bits))
     assert groups(place, near=0.8, by="hash") == [[1, 2], [4, 5]]
@@ -162,7 +162,7 @@ def test_images_are_grouped_by_how_many_bits_of_their_hashes_differ(place: Place
 
 
 def test_images_that_come_later_join_groups_by_hash(place: Place) -> None:
-    place.exchange("hash-1", "hash")
+    place.begin_with("hash-1", "hash")
     for number, bits in enumerate((0, 6, 40)):
         place.add(f"{number}.jpg", "x", size=9 - number, **hashed(bits))
     place.search.catch_up()
@@ -173,7 +173,7 @@ def test_images_that_come_later_join_groups_by_hash(place: Place) -> None:
     assert kept
     assert (duplicates.stage_of(place.reader, kept), kept.near) == ("hash", 0.8)
     assert not duplicates.has_newer_model(place.reader, place.search.index, kept)
-    place.exchange("hash-2", "hash")
+    place.begin_with("hash-2", "hash")
     place.add("4.jpg", "x", **hashed(43))
     place.search.catch_up()
     assert duplicates.has_newer_model(place.reader, place.search.index, kept)

@@ -108,7 +108,7 @@ def test_of_an_image_that_was_published_again_only_the_present_answers_count(pla
     place.add("0.jpg", "text", blip=caption("a dog", 0.1))
     place.add("1.jpg", "text", blip=caption("a dog", 0.5))
     assert images(place, "disagreement:scores:blip") == [1, 2]
-    place.exchange("blip-2", "blip")
+    place.begin_with("blip-2", "blip")
     place.put_back(1)
     place.annotate("text", blip=caption("a dog", 0.9))
     assert images(place, "disagreement:scores:blip") == [2, 1]
@@ -118,7 +118,7 @@ def test_the_answers_of_two_models_are_compared_after_a_redo(place: Place) -> No
     for name in ("0.jpg", "1.jpg"):
         place.add(name, "text", blip=caption("a dog on a lawn"))
     assert images(place, "disagreement:models") == []
-    place.exchange("blip-2", "blip")
+    place.begin_with("blip-2", "blip")
     place.put_back(1)
     place.annotate("text", blip=caption("a ship at sea"))
     place.put_back(2)

@@ -204,7 +204,7 @@ def test_embeddings_of_two_models_are_never_compared_with_each_other(place: Plac
     clip = {"embedding": {"dim": 2, "dtype": "float16", "base64": "AAAAPA=="}, "tags": []}
     place.add("a.jpg", "one", clip=clip)
     place.add("b.jpg", "two", clip=clip)
-    place.exchange("clip-2", "clip")
+    place.begin_with("clip-2", "clip")
     place.add("c.jpg", "three", clip=clip)
     place.search.catch_up()
     before, after = (place.search.index.matrix(maker) for maker in ("clip-1", "clip-2"))

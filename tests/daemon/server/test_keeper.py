@@ -61,19 +61,6 @@ def test_the_command_page_beside_a_daemon_says_where_that_serves_it(tmp_path: Pa
         assert told.stdout == f"The daemon is running and serves the page: http://127.0.0.1:{port}\n"
 
 
-def test_after_an_exchange_of_models_the_page_has_the_new_ones_too(tmp_path: Path) -> None:
-    """Its search has to understand sentences with the model that makes the embeddings."""
-    port = free_port()
-    place = Place(tmp_path, {"page": {"listen": f"127.0.0.1:{port}"}})
-    with Daemon(place) as daemon:
-        assert "float16" not in read(port, "/settings")
-        place.configure({"stages": {"clip": {"dtype": "float16"}}})
-        place.command("reload")
-        wait_for(lambda: "float16" in try_to_read(port, "/settings"), "the new settings")
-        assert not list(daemon.events("the page's process has ended; it is started again"))
-        assert daemon.stop() == 0
-
-
 def test_a_page_whose_address_is_in_use_holds_nothing_up(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = Place(tmp_path, {"page": {"listen": f"127.0.0.1:{taken.getsockname()[1]}"}})

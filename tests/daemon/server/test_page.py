@@ -116,7 +116,7 @@ def test_groups_of_near_duplicates_are_side_by_side_the_best_first(tmp_path: Pat
         site.place.add("other.jpg", "word", clip=at(180))
         assert "near-duplicates, with" not in site.read("/images/7")
         assert "another model of the stage clip" not in site.read("/duplicates")
-        site.place.exchange("clip-2", "clip")
+        site.place.begin_with("clip-2", "clip")
         site.place.add("later.jpg", "word", clip=at(45))
         assert "another model of the stage clip" in site.read("/duplicates")
 

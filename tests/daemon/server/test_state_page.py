@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -15,7 +16,6 @@ from tests.daemon_process import Daemon, Place, free_port
 
 pytestmark = needs_chromium
 PHONE = {"width": 390, "height": 844}
-SLOW = {"backend": "fake", "options": {"latency_per_image_seconds": 30.0}}
 RULES = "wcag2a wcag2aa wcag21a wcag21aa wcag22aa best-practice"
 
 
@@ -24,16 +24,16 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of a daemon with 12 images done, 3 failed, one skipped, and some that wait."""
     port = free_port()
     place = Place(tmp_path_factory.mktemp("state"), {"page": {"listen": f"127.0.0.1:{port}"}})
-    place.configure({"upkeep": {"verify_days": 3}})
+    device = place.folder / "device"
+    slow = {"backend": "fake", "options": {"latency_seconds": 0.001, "device_file": str(device)}}
+    place.configure({"upkeep": {"verify_days": 3}, "stages": {"ocr": slow}})
     place.drop_many(range(12))
     for name in ("notes.txt", "one.jpg", "two.jpg"):
         place.drop(name, name.encode())
     place.drop("nothing.png", b"")
-    with Daemon(place) as daemon:
+    with Daemon(place) as daemon, device.open("a") as held:
         daemon.wait_idle(16)
-        place.configure({"stages": {"ocr": SLOW}})
-        place.command("reload")
-        daemon.wait_until(lambda status: status["exchange"]["outcome"] == "done", "slower models")
+        fcntl.flock(held, fcntl.LOCK_EX)  # no worker gets the device any more
         place.drop_many(range(20, 150))
         daemon.wait_until(lambda status: status["pending"] == 130 and status["in_flight"], "work that lasts")
         yield f"http://127.0.0.1:{port}"
@@ -50,7 +50,7 @@ def test_the_state_says_what_is_done_what_waits_and_where_there_is_room(tab: Tab
     expect(tab.get_by_role("region", name="Queues")).to_contain_text("Waiting for ocr")
     expect(tab.get_by_role("region", name="Disks")).to_contain_text("results, failed, state, inbox")
     expect(tab.get_by_role("region", name="Disks")).to_contain_text("iB free")
-    expect(tab.get_by_role("region", name="Upkeep")).to_contain_text("models exchanged at")
+    expect(tab.get_by_role("region", name="Upkeep")).to_contain_text("verify")
     expect(tab.locator(".log li").filter(has_text="image failed")).to_contain_text("(the last of 3)")
 
 

@@ -342,7 +342,7 @@ async def test_the_daemon_compiles_before_it_starts_workers_and_while_they_load(
     pretend(monkeypatch, SLEEPING)
     service, station = Service(parse({}, tmp_path)), Station(tmp_path / "state" / KERNELS)
     layout: Any = SimpleNamespace(wanted_kernels=lambda: WANTS)
-    pipeline: Any = SimpleNamespace(looks=[], executors=[station], states=lambda: [])
+    pipeline: Any = SimpleNamespace(looks=[], stations=[station], states=lambda: [])
     service._layouts = [layout]
     async with anyio.create_task_group() as tasks:
         await service._load_models(tasks, pipeline)

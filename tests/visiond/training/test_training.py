@@ -349,7 +349,7 @@ def test_a_model_whose_kernels_are_not_deterministic_is_refused_with_a_sentence(
     program = """
 import torch
 from visiond.training import run
-run._make_learner = lambda *_: torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))
+run.LEARNERS = {"detector": lambda *_: torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))}
 run.main()
 """
     sentence = "put_ does not have a deterministic implementation: train this model without --deterministic."
