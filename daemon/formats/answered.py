@@ -79,12 +79,17 @@ class ImageAnswers:
     @property
     def captions(self) -> list[str]:
         """All captions of people or captioners, that of the main captioner first."""
+        return [text for _, text in self.captioned]
+
+    @property
+    def captioned(self) -> list[tuple[str, str]]:
+        """The same, each with the stage that wrote it, or "people"."""
         if given := self.labels.get(Kind.CAPTION):
-            return [str(each) for each in given.value]
-        main = [] if self.is_unfamiliar else [BLIP.key]
-        keys = [*main, *(key for key in self.document if kind_of(key) == BLIP.name)]
-        texts = [self.document.get(key, {}).get("text") for key in keys]
-        return [text for text in texts if text and text != UNFAMILIAR]
+            return [("people", str(each)) for each in given.value]
+        main = {} if self.is_unfamiliar else {BLIP.name: BLIP.key}
+        stages = main | {key: key for key in self.document if kind_of(key) == BLIP.name}
+        texts = [(stage, self.document.get(key, {}).get("text")) for stage, key in stages.items()]
+        return [(stage, text) for stage, text in texts if text and text != UNFAMILIAR]
 
     @cached_property
     def tags(self) -> list[tuple[str, float]]:

@@ -74,8 +74,8 @@ def write_coco(folder: Path, images: Iterator[Answered]) -> None:
                 dataset.add_image(image)
             for label, score, box in image.objects:
                 instances.add(image, label, **_shape(box), score=score)
-            for caption in image.captions:
-                captions.add(image, caption=caption)
+            for stage, caption in image.captioned:
+                captions.add(image, caption=caption, captioner=stage)
             for line, score, corners in image.lines:
                 outline = [[value for corner in corners for value in corner]]
                 shape = _shape(bounds_of(corners)) | {"segmentation": outline}

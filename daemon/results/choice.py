@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import itertools
 import math
@@ -258,9 +259,12 @@ def _condition(where: str, columns: ExportColumns) -> Iterator[Callable[[Iterabl
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
         if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
             raise KeyboardInterrupt from None
+        missing = str(error).partition("no such column: ")[2].lower()
+        near = difflib.get_close_matches(missing, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else "docs/results.md lists the columns."
         raise WrongArgument(
             f"--where {where!r} is no condition of SQL on the columns of an export: {error}. Write for example "
-            "\"bin = 'A' AND object_count > 2\"; docs/results.md lists the columns."
+            f"\"bin = 'A' AND object_count > 2\"; {hint}"
         ) from None
     finally:
         database.close()

@@ -102,7 +102,8 @@ def test_show_and_exports_have_them(place: Place, texts: dict[str, str]) -> None
     assert row["caption"].startswith("a picture of")
     assert place.command("export", "coco", "--format", "coco").returncode == 0
     captions = json.loads((place.folder / "coco" / "captions.json").read_bytes())["annotations"]
-    assert [each["caption"] for each in captions] == [row["caption"], *texts.values()]
+    told = [(each["captioner"], each["caption"]) for each in captions]
+    assert told == [("blip", row["caption"]), *texts.items()]
     assert place.command("export", "captions", "--format", "captions").returncode == 0
     assert (place.folder / "captions" / "a.txt").read_text() == f"{row['caption']}\n"
 

@@ -103,14 +103,12 @@ HeadOption = Annotated[bool, flag("--head-only", help="Leave the rest of the mod
 FlipOption = Annotated[
     bool, flag("--flip", help="Mirror half of the images: not where left and right differ.")
 ]
-EpochsOption = Annotated[
-    float | None, option("--epochs", metavar="N", help="How often all images are seen.", min=0)
-]
+EpochsOption = Annotated[float | None, option("--epochs", metavar="N", help="How often all images are seen.")]
 BatchOption = Annotated[
     int | None, option("--batch", metavar="N", help="Images of a step, on all GPUs together.", min=1)
 ]
 RateOption = Annotated[
-    float | None, option("--learning-rate", metavar="X", help="The highest one; it rises and falls.", min=0)
+    float | None, option("--learning-rate", metavar="X", help="The highest one; it rises and falls.")
 ]
 HeldOutOption = Annotated[
     float, option("--held-out", metavar="SHARE", help="Of the images, for the scores.", min=0, max=1)
@@ -158,7 +156,7 @@ def _make_command(task: Task) -> Callable[..., None]:
         prepare: PrepareOption = False,
         config: ConfigOption = None,
     ) -> None:
-        if 0 in (epochs, learning_rate):
+        if any(number is not None and number <= 0 for number in (epochs, learning_rate)):
             raise WrongArgument("--epochs and --learning-rate must be greater than 0.")
         options = Options(
             base=base,

@@ -548,6 +548,11 @@ async def test_a_condition_that_is_none_is_refused_before_anything_is_written(
     assert "a.jsonl" not in os.listdir(tmp_path)
 
 
+async def test_a_column_that_is_none_is_refused_with_the_nearest_one(reader: Reader, tmp_path: Path) -> None:
+    with pytest.raises(WrongArgument, match=r"no such column: Captoin.* did you mean caption"):
+        numbers_of(reader, tmp_path / "a.jsonl", where=["Captoin = 'x'"])
+
+
 async def test_a_sample_is_the_same_for_a_seed_and_takes_each_image_as_often(
     reader: Reader, tmp_path: Path
 ) -> None:
