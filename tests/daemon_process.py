@@ -28,6 +28,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -419,7 +420,10 @@ class Gate:
 
 def with_pauses(folder: Path, seconds: Mapping[str, float]) -> dict[str, str]:
     """An environment in which pauses of visiond have another length.
-    seconds: by module and name, for example "daemon.inbox.absence.REST_SECONDS"."""
+    seconds: by module and name, for example "daemon.pipeline.schedule.REST_SECONDS"."""
+    for name in seconds:
+        module, _, constant = name.rpartition(".")
+        assert hasattr(import_module(module), constant), name
     site = folder / "pauses"
     site.mkdir()
     program = (f"import {name.rpartition('.')[0]}\n{name} = {value}\n" for name, value in seconds.items())

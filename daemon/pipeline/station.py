@@ -38,9 +38,8 @@ from daemon.monitoring.metrics import LookMetrics, Metrics
 from daemon.monitoring.snapshot import StationState
 from daemon.pipeline.tracing import Tracer
 from daemon.results.destinations import Destination, Publication, publish_records
-from daemon.system.queues import drain
 from daemon.system.retry import Retry
-from daemon.workers.lane import Lane
+from daemon.workers.lane import Lane, drain
 from daemon.workers.slab import Slab
 from stages.contract.base import Reason, advise
 from stages.registry.registry import sort_stages

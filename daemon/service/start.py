@@ -10,7 +10,7 @@ from functools import partial
 
 import structlog
 
-from daemon.config.loading import Config
+from daemon.config.loading import Config, find_shared_folders
 from daemon.config.state import LEDGER, lock_state
 from daemon.core.errors import ConfigError
 from daemon.core.hints import command
@@ -19,7 +19,7 @@ from daemon.ledger.schema import keep_temporary_files, trouble_named
 from daemon.monitoring.disks import find_blocked
 from daemon.monitoring.snapshot import Snapshot
 from daemon.system.log import set_up as set_up_log
-from daemon.system.mounts import ask
+from daemon.system.mounts import ask, describe_missing
 from stages.contract.processes import importing
 
 log = structlog.get_logger()
@@ -35,8 +35,6 @@ def run(
 ) -> Counter[JobStatus]:
     """Run the daemon; returns the number of images by status, PENDING included. read: reads the configuration
     again, for a reload. Raises VisiondError; AlreadyRunning before it does anything."""
-    from daemon.inbox.absence import check_inboxes
-
     if blocked := ask(partial(find_blocked, config)):
         raise ConfigError(list(blocked.values()))
     is_first = not config.state.path.exists()
@@ -72,3 +70,19 @@ def run(
             gc.set_threshold(10_000, 20, 20)  # to look at thousands of jobs takes long, and finds little
             with lock_outputs(config):
                 return anyio.run(work, backend_options={"use_uvloop": True})
+
+
+def check_inboxes(config: Config) -> None:
+    """Raises ConfigError when an inbox does not exist. It is not created, because that might hide a missing mount.
+    Also when folders that must be apart are not, through links or mounts. Raises MissingLibrary."""
+    from daemon.inbox.origin import origin_of
+
+    there = [(inbox, origin_of(inbox.root).is_there()) for inbox in config.inbox]
+    for inbox in [inbox for inbox, answer in there if answer is None]:
+        log.warning(
+            "inbox does not answer; its mount may be dead; other inboxes are processed", path=inbox.place
+        )
+    if missing := [inbox.path for inbox, answer in there if answer is False]:
+        raise ConfigError([describe_missing(path) for path in missing])
+    if problems := ask(lambda: find_shared_folders(config)):
+        raise ConfigError(problems)

@@ -4,9 +4,10 @@ and reports what came of them."""
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import anyio
 import msgspec
@@ -15,10 +16,11 @@ from daemon.core.errors import WorkerLost
 from daemon.core.jobs import Attempt
 from daemon.core.messages import Item, Reply
 from daemon.monitoring.snapshot import LaneState
-from daemon.system.queues import drain
 from daemon.workers.pool import Pool
 from daemon.workers.worker import Worker
 from stages.contract.base import Reason
+
+T = TypeVar("T")
 
 QUEUE_IMAGES = 1024  # that wait for a worker; who feeds more waits
 MOST_WAITS = 5  # of an image for its GPU's memory, while others fit into it
@@ -184,6 +186,11 @@ class Lane:
 
 def _part_of(reply: Reply, places: Sequence[int]) -> Reply:
     return msgspec.structs.replace(reply, outcomes=[reply.outcomes[place] for place in places])
+
+
+def drain(queue: asyncio.Queue[T], most: int = sys.maxsize) -> list[T]:
+    """The items that are in the queue now, at most this many, without waiting."""
+    return [queue.get_nowait() for _ in range(min(most, queue.qsize()))]
 
 
 def _no_room(worker: Worker) -> WorkerLost:

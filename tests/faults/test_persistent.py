@@ -11,7 +11,7 @@ from tests.faults.persistent import Fault, Trial
 from tests.faults.syscalls import Call, Supervisor
 
 # Between two tries with the images of an inbox, and with a source that did not leave it; users wait for five.
-PAUSES = {"daemon.inbox.absence.REST_SECONDS": 1.0, "daemon.results.publisher.PAUSE_SECONDS": 1.0}
+PAUSES = {"daemon.pipeline.schedule.REST_SECONDS": 1.0, "daemon.results.publisher.PAUSE_SECONDS": 1.0}
 
 
 def test_a_call_that_keeps_failing_is_retried_and_reported_once(tmp_path: Path) -> None:

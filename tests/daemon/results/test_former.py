@@ -15,9 +15,8 @@ from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
 from daemon.pipeline.schedule import Schedule
 from daemon.results.destinations import Destination
-from daemon.results.former import clear_former
 from daemon.results.outbox import Outbox
-from daemon.results.publisher import Publisher
+from daemon.results.publisher import Publisher, clear_former
 from daemon.system.retry import Retry
 from tests.makers import MODELS, done, drop, open_destination
 

@@ -19,7 +19,7 @@ from tests.daemon_process import Daemon, Place, picture, with_pauses
 from tests.makers import make_record
 from visiond.cluster.places import open_place
 
-SHORT = {"daemon.inbox.absence.REST_SECONDS": 0.1, "daemon.core.stores.RETRIES": 1}  # pauses
+SHORT = {"daemon.pipeline.schedule.REST_SECONDS": 0.1, "daemon.core.stores.RETRIES": 1}  # pauses
 ODD = ("a b%20+#?&=.ppm", "ü/漢字.ppm")
 
 

@@ -34,7 +34,7 @@ from tests.daemon.stores.server import (
 from tests.daemon_process import PATIENCE, Daemon, Place, picture, wait_for, with_pauses
 from tests.makers import make_job, make_record
 
-SHORT = {"daemon.inbox.absence.REST_SECONDS": 0.1, "daemon.core.stores.RETRIES": 1}  # pauses
+SHORT = {"daemon.pipeline.schedule.REST_SECONDS": 0.1, "daemon.core.stores.RETRIES": 1}  # pauses
 META = {"size": 3, "e_tag": '"x"', "version": None, "last_modified": datetime.now(UTC)}
 IGNORED = Ignored([".*", "*.tmp"])
 
@@ -255,7 +255,7 @@ def test_throttling_errors_and_cuts_lose_and_double_nothing(
     faults = itertools.cycle([BUSY, None, CUT, BROKEN, None, REFUSED, None])
     proxy.fault = lambda asked: next(faults)
     place = make_place(tmp_path, prefix)
-    environment = with_pauses(tmp_path, {"daemon.inbox.absence.REST_SECONDS": 0.1})
+    environment = with_pauses(tmp_path, {"daemon.pipeline.schedule.REST_SECONDS": 0.1})
     with Daemon(place, **proxy.environment, **environment) as daemon:
         daemon.wait_until(lambda status: status["done"] == len(objects), "all results")
         assert daemon.stop() == 0

@@ -12,9 +12,9 @@ from daemon.config.loading import parse
 from daemon.core.errors import ConfigError
 from daemon.core.stores import StoreFailed, StoreUnusable, find_trouble, store_errors, store_of
 from daemon.core.urls import check_bucket, split_url
-from daemon.inbox.absence import check_inboxes
 from daemon.results.destinations import Destination
 from daemon.results.uploads import StoreSink
+from daemon.service.start import check_inboxes
 
 URL = "s3://bucket/in"
 

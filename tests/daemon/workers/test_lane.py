@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from daemon.core.jobs import Attempt, Extent
 from daemon.core.messages import Item, Outcome, Reply
 from daemon.monitoring.metrics import Metrics
 from daemon.workers import pool
-from daemon.workers.lane import Lane
+from daemon.workers.lane import Lane, drain
 from tests.daemon_process import PATIENCE
 from tests.makers import make_attempt, make_job
 
@@ -282,3 +283,13 @@ async def test_images_without_memory_are_tried_again_when_there_is_room(
         await until(lambda: pipeline.done == len(widths))
     assert (pool.rooms, [outcome.width for outcome in told if outcome.reason]) == (rooms, failed)
     assert sorted(outcome.width for outcome in told) == sorted(widths)
+
+
+@pytest.mark.anyio
+async def test_a_batch_is_what_is_there_and_no_more_than_asked_for() -> None:
+    queue: asyncio.Queue[int] = asyncio.Queue()
+    for number in range(5):
+        queue.put_nowait(number)
+    assert drain(queue, 2) == [0, 1]
+    assert drain(queue) == [2, 3, 4]
+    assert drain(queue) == []
