@@ -40,27 +40,32 @@ def move(record: Record, target: bytes) -> Placed:
     taken = taken_names(target, record.id)
     if record.location in taken:  # it failed, was tried again, and failed again
         return Placed(record.id)
+    final: bytes | None
     if not _is_same(record, record.location):
-        done = next((path for path in reversed(taken) if _is_same(record, path)), None)  # before a crash
-        if done is None:
-            return Placed(record.id)
-        delete(record)  # in case the crash came before the deletion was complete
-        return Placed(record.id, done, Version.of(os.lstat(done)))
-    final = next(path for path in _names(target, record.id) if not _is_there(path))
-    os.makedirs(os.path.dirname(final), exist_ok=True)
-    try:
-        _take(record, final)
-    except OSError as error:
-        if error.errno != errno.EXDEV:  # two mounts of one file system give it too
-            raise
-        # A crash, or a failed deletion, may have left a copy.
-        copied = next((path for path in taken if _is_copy(record, path)), None)
-        if not copied and not copy(record, final, replaces=False):
-            return Placed(record.id)
-        final = copied or final
-        sync_folder(os.path.dirname(final))  # otherwise a power failure might leave neither file
-        delete(record)
-    return Placed(record.id, final, Version.of(os.lstat(final)))
+        final = next((path for path in reversed(taken) if _is_same(record, path)), None)  # before a crash
+        if final:
+            delete(record)  # in case the crash came before the deletion was complete
+    else:
+        final = next(path for path in _names(target, record.id) if not _is_there(path))
+        os.makedirs(os.path.dirname(final), exist_ok=True)
+        try:
+            _take(record, final)
+        except OSError as error:
+            if error.errno != errno.EXDEV:  # two mounts of one file system give it too
+                raise
+            final = _move_across(record, final, taken)
+    return Placed(record.id, final, Version.of(os.lstat(final))) if final else Placed(record.id)
+
+
+def _move_across(record: Record, final: bytes, taken: Sequence[bytes]) -> bytes | None:
+    """Copy the source to another file system, and delete it. Returns where it is; None if it is a different version by now."""
+    # A crash, or a failed deletion, may have left a copy.
+    copied = next((path for path in taken if _is_copy(record, path)), None)
+    if not copied and not copy(record, final, replaces=False):
+        return None
+    sync_folder(os.path.dirname(copied or final))  # otherwise a power failure might leave neither file
+    delete(record)
+    return copied or final
 
 
 def copy(record: Record, target: bytes, *, replaces: bool = True) -> bool:

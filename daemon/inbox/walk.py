@@ -137,26 +137,31 @@ class Walk:
                 with os.scandir(os.path.join(self.root, relative)) as entries:
                     for entry in entries:
                         path = os.path.join(relative, entry.name) if relative else entry.name
+                        found = None
                         try:
-                            is_folder = entry.is_dir(follow_symlinks=False)
-                            if self.ignored.ignores(path, is_folder=is_folder):
-                                yield None
-                                continue
-                            status = None if is_folder else entry.stat(follow_symlinks=False)
+                            found = self._look(entry, path, pending)
                         except OSError as error:
                             # The folder can be listed but not entered, or the path is too long.
                             trouble = trouble if error.errno in _VANISHED else error
-                            yield None
-                            continue
-                        if status and len(path) > self.longest:
-                            trouble, status = OSError(errno.ENAMETOOLONG, ""), None
-                        if is_folder and self.recursive:
-                            pending.append(path)
-                        yield (path, status) if status else None
+                        yield found
                 self._judge(relative, trouble)
             except OSError as error:
                 self._fail(relative, error)
             yield None
+
+    def _look(self, entry: os.DirEntry[bytes], path: bytes, pending: list[bytes]) -> Found | None:
+        """The file; None for an entry to ignore, and for a folder, which is added to those that are pending. Raises OSError."""
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if self.ignored.ignores(path, is_folder=is_folder):
+            return None
+        if is_folder:
+            if self.recursive:
+                pending.append(path)
+            return None
+        status = entry.stat(follow_symlinks=False)
+        if len(path) > self.longest:
+            raise OSError(errno.ENAMETOOLONG, "")
+        return path, status
 
     def _judge(self, relative: bytes, trouble: OSError | None) -> None:
         """A folder has been listed."""

@@ -180,7 +180,6 @@ class Watcher:
     async def _scan(self, folder: Folder, subtree: bytes) -> None:
         """Walk a folder and admit the files that the ledger does not know, in chunks."""
         started = time.monotonic()
-        first = not folder.scanned_at
         if not folder.has_answered:
             if not await folder.learn_events():
                 return
@@ -192,22 +191,11 @@ class Watcher:
         if not subtree:
             folder.unread.begin_scan()
             folder.settling.overflowed = False  # this walk finds again what did not fit
-        began_at = folder.marker
-        chunks, folder.handled = self._walk(folder, subtree), set()
-        times = time.monotonic(), time.time()
+        is_missed = not (subtree or folder.polls) and folder.scanned_at > 0
+        began_at, chunks = folder.marker, self._walk(folder, subtree)
+        times, folder.handled = (time.monotonic(), time.time()), set()
         while (found := await folder.in_thread(next, chunks, None)) is not None:
-            files = await self._find_unknown(folder, found)
-            whole = self._whole(folder, files, times)
-            if not (first or subtree or folder.polls):
-                self._count_missed(folder, whole)
-            if whole:
-                await self._admit(whole)
-                folder.forget_events({file.path for file in whole})
-            if found and folder.origin.is_ordered:
-                folder.marker = found[-1].path
-                if time.monotonic() > folder.marker_kept_at + MARKER_SECONDS:
-                    await self._store_marker(folder)
-            folder.wake_to_settle()
+            await self._take_up(folder, found, times, is_missed=is_missed)
             times, folder.handled = (time.monotonic(), time.time()), set()
         folder.handled = None
         if not subtree:
@@ -215,6 +203,23 @@ class Watcher:
             folder.unread.end_scan()
             folder.note_scan(started)
             self._metrics.scanned(folder.label, folder.scan_seconds)
+
+    async def _take_up(
+        self, folder: Folder, found: list[File], times: tuple[float, float], *, is_missed: bool
+    ) -> None:
+        """Admit what is whole and new of a chunk of a scan. times: as of `_whole`. is_missed: whether events should have told
+        of new files."""
+        whole = self._whole(folder, await self._find_unknown(folder, found), times)
+        if is_missed:
+            self._count_missed(folder, whole)
+        if whole:
+            await self._admit(whole)
+            folder.forget_events({file.path for file in whole})
+        if found and folder.origin.is_ordered:
+            folder.marker = found[-1].path
+            if time.monotonic() > folder.marker_kept_at + MARKER_SECONDS:
+                await self._store_marker(folder)
+        folder.wake_to_settle()
 
     def _count_missed(self, folder: Folder, found: Collection[File]) -> None:
         """Files that a scan has found although events should have told of them."""

@@ -42,28 +42,35 @@ def assemble(
     tolerant: a row that cannot be read, or has no sidecar, becomes a record with nothing but its name and
     `damage`. Otherwise raises LedgerDamaged when a row cannot be read.
     """
-    stored = read_stored(
-        connection, {row["digest"] for row in rows if row["digest"] and with_results}, models
-    )
+    digests = {row["digest"] for row in rows} - {None, b""}
     done = [row["id"] for row in rows if row["status"] == JobStatus.DONE]
-    ended = looks.read_ended(connection, done) if with_results else {}
+    stored = read_stored(connection, digests if with_results else set(), models)
+    ended = looks.read_ended(connection, done if with_results else [])
     for row in rows:
+        found = ended.get(row["id"], {})
         try:
             record = _join(row, stored, models)
-            if found := ended.get(record.id):
-                record.looks = {name: _look_of(record, one, stored, models) for name, one in found.items()}
+            record.looks = {name: _look_of(record, one, stored, models) for name, one in found.items()}
             if tolerant:
                 _ = record.sidecar
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError) as error:
             # For example after a flipped bit.
             fault = f"cannot be read ({type(error).__name__}: {error})"
-            if tolerant:
-                yield _name_only(row, damage=f"its row {fault}")
-                continue
-            raise damaged(ledger_of(connection), f"image {row['id']} {fault}") from error
-        damages = [_find_damage(record, row["checksum"], stored)] if with_results else []
-        damage = next(filter(None, (*damages, _find_damaged_look(record, ended.get(record.id, {})))), "")
-        yield replace(record, damage=damage) if damage else record
+            if not tolerant:
+                raise damaged(ledger_of(connection), f"image {row['id']} {fault}") from error
+            record = _name_only(row, damage=f"its row {fault}")
+        else:
+            if with_results:
+                record = _note_damage(record, row["checksum"], stored, found)
+        yield record
+
+
+def _note_damage(
+    record: Record, checksum: int | None, stored: Stored, ended: Mapping[str, looks.EndedLook]
+) -> Record:
+    """The same record; if it is damaged, it says so. ended: its second looks."""
+    damage = _find_damage(record, checksum, stored) or _find_damaged_look(record, ended)
+    return replace(record, damage=damage) if damage else record
 
 
 def _find_damage(record: Record, checksum: int | None, stored: Stored) -> str:

@@ -213,32 +213,33 @@ class Ledger:
         )
         return None if row[0] is None else max(0.0, float(row[0]) - steady_seconds())
 
-    async def recall(self, read: Sequence[tuple[Job, bytes]]) -> dict[int, Content]:
-        """What the ledger knows about the bytes of these jobs' files, by image: format and size, and the results of the
-        daemon's models. read: jobs, and the digests of their files."""
-        digests = {digest for _, digest in read}
-        stored: Stored = await self.insist(lambda connection: self.results.read(connection, digests))
+    async def recall(self, digests: Mapping[int, bytes]) -> dict[int, Content]:
+        """What the ledger knows about the bytes of these images' files: format and size, and the results of the daemon's
+        models. By image."""
+        wanted = set(digests.values())
+        stored: Stored = await self.insist(lambda connection: self.results.read(connection, wanted))
         known = {}
-        for job, digest in read:
+        for image, digest in digests.items():
             if digest in stored.contents:
                 outputs = stored.results.get(digest, {})
                 numbers = self.results.numbers.items()
                 had = {stage: outputs[number] for stage, number in numbers if number in outputs}
-                known[job.id] = Content(digest, *stored.contents[digest], had)
+                known[image] = Content(digest, *stored.contents[digest], had)
         return known
 
     # After it
 
-    async def keep(self, known: Sequence[tuple[Job, Content]]) -> None:
+    async def keep(self, contents: Sequence[Content]) -> None:
         """Store the outputs of jobs that are not finished yet,
         so that work resumes at the next segment after a crash."""
+        known = [(content, None) for content in contents]
         await self.insist(lambda connection: self.results.write(connection, known))
 
     async def blame(self, image: int, deaths: int) -> None:
         """Store how many workers died on the image alone, so that a restart does not reset the count."""
         await self.insist(lambda connection: connection.execute(SQL["blame"], (deaths, image)))
 
-    async def end(self, said: Sequence[Ending], judge: JudgeAgain | None = None) -> Committed:
+    async def end(self, said: Sequence[Ending], judge: JudgeAgain = lambda attempts: []) -> Committed:
         """Write how jobs ended, with all their results. A job whose file was replaced in the meantime is not among the
         newest and must not be published. If other results of the same bytes were stored first, the jobs get those and are
         judged again: what is published is what the ledger has. A job that already had a result and whose file is GONE
@@ -248,21 +249,18 @@ class Ledger:
         before is waited for."""
         return await self.insist(partial(self._end, said=list(said), judge=judge))
 
-    def _end(self, connection: sqlite3.Connection, said: list[Ending], judge: JudgeAgain | None) -> Committed:
-        endings, computed = said, {e.job.id: e.checksums for e in said if e.checksums}
-        if not (all_new := self.results.write(connection, [(e.job, e.content) for e in said], computed)):
-            endings = self.results.settle(connection, endings, judge)
+    def _end(self, connection: sqlite3.Connection, said: list[Ending], judge: JudgeAgain) -> Committed:
+        all_new = self.results.write(connection, [(e.content, e.checksums) for e in said])
+        endings = said if all_new else self.results.settle(connection, said, judge)
         claimed = find_renamed(connection, [e.job for e in endings])
         if claimed:
             unsettled = find_unsettled(connection, claimed, self._kept)
             endings = put_off(endings, unsettled)
         ended = self._write_endings(connection, endings)
-        joined: dict[int, int | None] = {}
-        if not all_new:
-            joined |= dict.fromkeys(join_repeats(connection, endings, ended, self._staying))
-        if claimed:
-            looks_of = {e.job.id: e.looks for e in endings if e.job.id in claimed & ended}
-            joined |= join_renamed(connection, looks_of, self.models, self._kept)
+        repeats = () if all_new else join_repeats(connection, endings, ended, self._staying)
+        looks_of = {e.job.id: e.looks for e in endings if e.job.id in claimed & ended}
+        renamed = join_renamed(connection, looks_of, self.models, self._kept) if looks_of else {}
+        joined = dict.fromkeys(repeats) | renamed
         looks.want(connection, endings, ended - joined.keys(), self.look_names)
         now = [repeat_of(e, joined[e.job.id]) if e.job.id in joined else e for e in endings]
         return Committed(now, ended)

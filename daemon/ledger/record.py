@@ -192,23 +192,29 @@ class Record:
         if notices := sorted({model.notice for model in self.models} - {""}):
             document["notice"] = " ".join(notices)
         if self.status is JobStatus.DONE:
-            # Plug-ins are in the order of the stored models: the
-            # sidecar must not change when one is uninstalled.
-            for stage in dict.fromkeys((*BUILT_IN_KEYS, *self.outputs)):
-                if output := self.outputs.get(stage):
-                    document[BUILT_IN_KEYS.get(stage, stage)] = msgspec.Raw(output.payload)
-            document["bin"] = {"name": self.bin, "criteria": msgspec.Raw(self.criteria)}
-            document["timings"] = {stage: round(output.seconds, 6) for stage, output in self.outputs.items()}
-            document["models"] = {model.stage: model.fingerprint for model in self.models}
-            if known := {m.stage: m.provenance for m in self.models if m.provenance.name}:
-                document["provenance"] = known
-            if self.looks:
-                document["second_looks"] = {name: look.document() for name, look in self.looks.items()}
+            document |= self._result()
         else:
             document |= {"status": self.status.name, "reason": self.reason, "detail": self.detail}
-        document |= {"attempts": self.attempts} if self.status is JobStatus.FAILED else {}
+        if self.status is JobStatus.FAILED:
+            document["attempts"] = self.attempts
         document["finished_at"] = timestamp(self.finished_at) if self.finished_at else None
         return document
+
+    def _result(self) -> dict[str, Any]:
+        """What its sidecar has if it is DONE."""
+        # Plug-ins are in the order of the stored models: the sidecar must not change when one is uninstalled.
+        stages = [stage for stage in dict.fromkeys((*BUILT_IN_KEYS, *self.outputs)) if stage in self.outputs]
+        result: dict[str, Any] = {
+            BUILT_IN_KEYS.get(stage, stage): msgspec.Raw(self.outputs[stage].payload) for stage in stages
+        }
+        result["bin"] = {"name": self.bin, "criteria": msgspec.Raw(self.criteria)}
+        result["timings"] = {stage: round(output.seconds, 6) for stage, output in self.outputs.items()}
+        result["models"] = {model.stage: model.fingerprint for model in self.models}
+        if known := {m.stage: m.provenance for m in self.models if m.provenance.name}:
+            result["provenance"] = known
+        if self.looks:
+            result["second_looks"] = {name: look.document() for name, look in self.looks.items()}
+        return result
 
     @cached_property
     def sidecar(self) -> bytes:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -28,7 +27,6 @@ log = structlog.get_logger()
 
 CHUNK = 1024  # rows in memory at a time
 PUT_OFF_SECONDS = 1.0  # see put_off
-NONE: Mapping[int, Checksums] = MappingProxyType({})
 Root = Path | bytes  # of an inbox: the absolute path of its folder, or its URL
 GoOn = Callable[[], bool]
 Numbers = Mapping[str, int]  # stage → the number of its model in the ledger
@@ -246,16 +244,14 @@ class Results:
     def write(
         self,
         connection: sqlite3.Connection,
-        known: Sequence[tuple[Job, Content]],
-        computed: Mapping[int, Checksums] = NONE,
+        known: Sequence[tuple[Content, Checksums | None]],
     ) -> bool:
-        """Write results, except those that the same bytes already have; returns whether all were written. computed:
-        checksums of some jobs, by their ids."""
+        """Write results, except those that the same bytes already have; returns whether all were written. known: with
+        checksums that are computed already."""
         if (touched := self.touched) is not None:  # the event loop may end pruning during this
-            touched.update(content.digest for _, content in known)
+            touched.update(content.digest for content, _ in known)
         contents, results = [], []
-        for job, content in known:
-            sums = computed.get(job.id)
+        for content, sums in known:
             if content.width:
                 contents.append(content_row(content, sums.content if sums else None))
             for stage, output in content.outputs.items():
@@ -282,42 +278,38 @@ class Results:
         self._damaged |= stored.damaged
         return stored
 
-    def take(
-        self, connection: sqlite3.Connection, known: Sequence[tuple[Job, Content]]
-    ) -> dict[int, Content]:
-        """The results that the ledger has for the same bytes, by image, where they differ."""
-        digests = {content.digest for _, content in known}
+    def take(self, connection: sqlite3.Connection, contents: Sequence[Content]) -> list[Content]:
+        """The same contents with the results that the ledger has for these bytes."""
+        digests = {content.digest for content in contents}
         stored = self.read(connection, digests)
-        keys = {Key(content.digest, self.numbers[stage]) for _, content in known for stage in content.outputs}
+        keys = {Key(content.digest, self.numbers[stage]) for content in contents for stage in content.outputs}
         if stored.damaged & keys:
             self._drop_damaged(connection, stored.damaged & keys)
-            self.write(connection, known)
+            self.write(connection, [(content, None) for content in contents])
             stored = self.read(connection, digests)
-        changed = {}
-        for job, content in known:
+        taken = []
+        for content in contents:
             kept = stored.results.get(content.digest, {})
             outputs = {stage: kept.get(self.numbers[stage], said) for stage, said in content.outputs.items()}
-            if outputs != content.outputs:
-                changed[job.id] = content.with_outputs(outputs)
-        return changed
+            taken.append(content if outputs == content.outputs else content.with_outputs(outputs))
+        return taken
 
     def settle(
-        self, connection: sqlite3.Connection, endings: list[Ending], judge: JudgeAgain | None
+        self, connection: sqlite3.Connection, endings: list[Ending], judge: JudgeAgain
     ) -> list[Ending]:
         """The endings with the results that the ledger has for the same bytes. Those whose results differed are judged
         again, unless they failed for another reason than these."""
-        stored = self.take(connection, [(e.job, e.content) for e in endings])
+        taken = self.take(connection, [e.content for e in endings])
         differing = [
             Attempt(e.job, now, began_at=e.began_at)
-            for e in endings
-            if (now := stored.get(e.job.id)) and not now.says_the_same(e.content)
-            if e.failure is None or e.failure.reason is Reason.RULE
+            for e, now in zip(endings, taken, strict=True)
+            if not now.says_the_same(e.content) and (e.failure is None or e.failure.reason is Reason.RULE)
         ]
-        again = {ending.job.id: ending for ending in judge(differing)} if differing and judge else {}
-        given = {
-            e.job.id: replace(e, content=stored[e.job.id]) for e in endings if e.job.id in stored
-        } | again
-        return [given.get(e.job.id, e) for e in endings]
+        again = {ending.job.id: ending for ending in judge(differing)} if differing else {}
+        given = [
+            e if now is e.content else replace(e, content=now) for e, now in zip(endings, taken, strict=True)
+        ]
+        return [again.get(e.job.id, e) for e in given]
 
     def _drop_damaged(self, connection: sqlite3.Connection, damaged: Collection[Key]) -> None:
         """Clear damaged rows of `content` and delete damaged results; the caller then writes them again."""

@@ -92,8 +92,8 @@ class RemoteCoordinator:
         assert isinstance(answer, wire.Known)
         return answer.contents
 
-    async def keep(self, known: Mapping[int, Content]) -> None:
-        await self._call(wire.Keep(next(self._numbers), dict(known)))
+    async def keep(self, contents: Sequence[Content]) -> None:
+        await self._call(wire.Keep(next(self._numbers), list(contents)))
 
     async def blame(self, image: int, deaths: int) -> None:
         await self._call(wire.Blame(next(self._numbers), image, deaths))

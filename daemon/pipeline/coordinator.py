@@ -288,12 +288,11 @@ class Pipeline:
     # 3. The station asks and reports what concerns the ledger, in groups.
 
     async def note_read(self, read: Mapping[int, Read]) -> dict[int, Content]:
-        jobs = {image: self.schedule.entries[image].job for image in read}
-        self._note_absences([(jobs[image].inbox, each) for image, each in read.items()])
+        entries = self.schedule.entries
+        self._note_absences([(entries[image].job.inbox, each) for image, each in read.items()])
         if not self._reuse_results:
             return {}
-        digests = [(jobs[image], each.digest) for image, each in read.items() if each.digest]
-        return await self.ledger.recall(digests)
+        return await self.ledger.recall({image: each.digest for image, each in read.items() if each.digest})
 
     def _note_absences(self, reads: Sequence[tuple[int, Read]]) -> None:
         noted = self.schedule.note_read(reads, time.monotonic())
@@ -303,8 +302,8 @@ class Pipeline:
             path = os.fsdecode(self._roots[inbox])
             log.warning("images of an inbox cannot be read; they wait", path=path, error=why)
 
-    async def keep(self, known: Mapping[int, Content]) -> None:
-        await self.ledger.keep([(self.schedule.entries[image].job, each) for image, each in known.items()])
+    async def keep(self, contents: Sequence[Content]) -> None:
+        await self.ledger.keep(contents)
 
     async def blame(self, image: int, deaths: int) -> None:
         self.schedule.blame(image, deaths)

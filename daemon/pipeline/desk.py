@@ -265,7 +265,7 @@ class Desk:
             log.warning("second looks wait for an inbox that cannot be read", look=self.name, inbox=folder)
         self._resting |= dict.fromkeys(inboxes, time.monotonic() + REST_SECONDS)
 
-    async def keep(self, known: Mapping[int, Content]) -> None:
+    async def keep(self, contents: Sequence[Content]) -> None:
         raise AssertionError("a look has one segment")
 
     async def blame(self, image: int, deaths: int) -> None:

@@ -251,7 +251,7 @@ class RemoteStation:
         self._send(wire.Known(call.number, dict(await self._of_pipeline().note_read(call.read))))
 
     async def _keep(self, call: wire.Keep) -> None:
-        await self._of_pipeline().keep(call.known)
+        await self._of_pipeline().keep(call.contents)
         self._send(wire.Done(call.number))
 
     async def _blame(self, call: wire.Blame) -> None:

@@ -138,13 +138,10 @@ class Schedule:
         waiting = self._waiting[containers]
         inboxes = frozenset(inboxes) - self.resting(now)
         taken: list[Entry] = []
-        for entry in waiting:
-            if len(taken) == most:
-                break
-            is_free = entry.job.inbox in inboxes and entry.file not in self._holders
-            if is_free and self._is_within_limit(entry):
-                self._begin(entry, executor)
-                taken.append(entry)
+        free = (each for each in waiting if self._is_free(each, inboxes))
+        for entry in itertools.islice(free, most):  # one version of a file holds up the others
+            self._begin(entry, executor)
+            taken.append(entry)
         if taken:
             waiting[:] = [entry for entry in waiting if entry.state is State.WAITING]
         for inbox in {entry.job.inbox for entry in taken} & self._absent.keys():
@@ -237,6 +234,10 @@ class Schedule:
 
     # Conditions of `take`. Each holds work back, and says nothing about the others.
 
+    def _is_free(self, entry: Entry, inboxes: Collection[int]) -> bool:
+        is_held = entry.job.inbox not in inboxes or entry.file in self._holders
+        return not is_held and self._is_within_limit(entry)
+
     def _is_within_limit(self, entry: Entry) -> bool:
         if self.limit is None or entry.job.id in self._begun:
             return True
@@ -285,12 +286,12 @@ class Schedule:
         back = (read - failed.keys()) & self._absent.keys()
         for inbox in back:
             del self._absent[inbox]
-        away = {inbox: why for inbox, why in failed.items() if inbox not in self._absent}
+        away = {inbox: failed[inbox] for inbox in failed.keys() - self._absent.keys()}
         for inbox, why in failed.items():
             self._note_absence(inbox, why, now, was_read=inbox in read)
-        for absence in [self._absent[inbox] for inbox in {inbox for inbox, _ in reads} & self._absent.keys()]:
-            if absence.is_tried:  # its images are gone, or to blame themselves: others are tried
-                absence.until, absence.is_tried = now, False
+        for inbox in self._absent.keys() & {inbox for inbox, _ in reads}:
+            if self._absent[inbox].is_tried:  # its images are gone, or to blame themselves: others are tried
+                self._absent[inbox].until, self._absent[inbox].is_tried = now, False
         return Noted(away, back)
 
     def _note_absence(self, inbox: int, why: str, now: float, *, was_read: bool) -> None:

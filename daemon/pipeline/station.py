@@ -70,7 +70,7 @@ class StationHome(Protocol):
         """The files of these images were read, or could not be. Returns what the ledger knows about their bytes; None: they
         are not those of the image any more."""
 
-    async def keep(self, known: Mapping[int, Content]) -> None:
+    async def keep(self, contents: Sequence[Content]) -> None:
         """Store the results of images that go on to another segment."""
 
     async def blame(self, image: int, deaths: int) -> None:
@@ -318,11 +318,9 @@ class Station:
             attempt.content = Content(attempt.content.digest, *picture, outputs)
             if said.reason:
                 attempt.failure = Failure(Reason(said.reason), said.detail, said.transient)
-        if len(self.lanes) > 1:
-            # After a crash, work resumes at the next segment.
-            onward = {each.job.id: each.content for each in attempts if self._next_lane(each)}
-            if onward:
-                await self._coordinator.keep(onward)
+        onward = [each.content for each in attempts if self._next_lane(each)] if len(self.lanes) > 1 else []
+        if onward:  # after a crash, work resumes at the next segment
+            await self._coordinator.keep(onward)
         for attempt in attempts:
             await self._pass_on(attempt)
 

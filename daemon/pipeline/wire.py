@@ -53,7 +53,7 @@ class NoteRead(msgspec.Struct, tag="note_read", frozen=True):
 
 class Keep(msgspec.Struct, tag="keep", frozen=True):
     number: int
-    known: dict[int, Content]
+    contents: list[Content]
 
 
 class Blame(msgspec.Struct, tag="blame", frozen=True):

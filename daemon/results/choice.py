@@ -259,15 +259,18 @@ def _condition(where: str, columns: ExportColumns) -> Iterator[Callable[[Iterabl
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
         if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
             raise KeyboardInterrupt from None
-        missing = str(error).partition("no such column: ")[2].lower()
-        near = difflib.get_close_matches(missing, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else "docs/results.md lists the columns."
         raise WrongArgument(
             f"--where {where!r} is no condition of SQL on the columns of an export: {error}. Write for example "
-            f"\"bin = 'A' AND object_count > 2\"; {hint}"
+            f"\"bin = 'A' AND object_count > 2\"; {_name_near(str(error), names)}"
         ) from None
     finally:
         database.close()
+
+
+def _name_near(problem: str, names: Sequence[str]) -> str:
+    """What to write in place of a column that there is not. problem: as SQLite says it."""
+    near = difflib.get_close_matches(problem.partition("no such column: ")[2].lower(), names, n=1)
+    return f"did you mean {near[0]}?" if near else "docs/results.md lists the columns."
 
 
 def _check_quoted(where: str, names: Iterable[str]) -> None:

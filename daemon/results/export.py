@@ -165,28 +165,29 @@ def _check_options(
     file: Path, format: str, columns: ExportColumns, choice: ExportChoice, *, mark: bool, half: bool
 ) -> None:
     """Raises WrongArgument, MissingLibrary."""
-    if file == STDOUT and format not in ("csv", "jsonl"):
-        raise WrongArgument(
-            f"{format} cannot be written to standard output; name a file, or use --format csv or jsonl."
-        )
+    to_stdout, has_columns = file == STDOUT, format in WITH_COLUMNS
+    refused = {
+        f"{format} cannot be written to standard output; name a file, or use --format csv or jsonl.": (
+            to_stdout and format not in ("csv", "jsonl")
+        ),
+        f"--bom is for CSV; {format} has no byte order mark.": mark and format != "csv",
+        f"--float16 is for the embeddings of Parquet and Lance; {format} has none in a column.": (
+            half and format not in WITH_EMBEDDINGS
+        ),
+        f"--near adds columns to CSV, Parquet and Lance; {format} has none. Add --unique to leave out near-duplicates.": (
+            choice.near and not (choice.unique or has_columns)
+        ),
+        f"{format} says which models gave the answers already; leave --models out.": (
+            columns.has_models and not has_columns
+        ),
+        "--models writes a second file beside that of the rows; name a file instead of -.": (
+            columns.has_models and to_stdout
+        ),
+    }
+    if why := next(filter(refused.__getitem__, refused), ""):
+        raise WrongArgument(why)
     if format == "lance":
         load_library(", or use --format parquet.")
-    if mark and format != "csv":
-        raise WrongArgument(f"--bom is for CSV; {format} has no byte order mark.")
-    if half and format not in WITH_EMBEDDINGS:
-        raise WrongArgument(
-            f"--float16 is for the embeddings of Parquet and Lance; {format} has none in a column."
-        )
-    if choice.near and not choice.unique and format not in WITH_COLUMNS:
-        raise WrongArgument(
-            f"--near adds columns to CSV, Parquet and Lance; {format} has none. Add --unique to leave out near-duplicates."
-        )
-    if columns.has_models and format not in WITH_COLUMNS:
-        raise WrongArgument(f"{format} says which models gave the answers already; leave --models out.")
-    if columns.has_models and file == STDOUT:
-        raise WrongArgument(
-            "--models writes a second file beside that of the rows; name a file instead of -."
-        )
 
 
 def _embedding_sizes(reader: Reader, bins: Sequence[str], warn: Callable[[str], None]) -> list[int]:

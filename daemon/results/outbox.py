@@ -151,19 +151,22 @@ class Delivery:
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             else:
                 pause = PAUSE_SECONDS
-                if self._failure:
-                    log.info("sink accepts records again", sink=self.name, after=self._failure)
-                    self._failure = ""
-                if self._earlier and self.place.number >= self._earlier:
-                    log.info(
-                        "sink has received what earlier runs could not deliver",
-                        sink=self.name,
-                        records=self._earlier - self._started_at,
-                    )
-                    self._earlier = 0
+                self._note_success()
                 if self.behind < GROUP and not self._is_finishing:
                     await anyio.sleep(GATHER_SECONDS)
         self._ended.set()
+
+    def _note_success(self) -> None:
+        if self._failure:
+            log.info("sink accepts records again", sink=self.name, after=self._failure)
+            self._failure = ""
+        if self._earlier and self.place.number >= self._earlier:
+            log.info(
+                "sink has received what earlier runs could not deliver",
+                sink=self.name,
+                records=self._earlier - self._started_at,
+            )
+            self._earlier = 0
 
     async def finish(self) -> None:
         """Wait until the sink has everything, fails LAST_TRIES times more, or takes too long for a group."""

@@ -167,6 +167,17 @@ class Service:
             fix = f"All results and sidecars are written. When that is fixed, `{command('run', '--once')}` delivers the rest."
             raise SinkBehind(f"{'; '.join(problems)}. {fix}", self.counts.outcomes())
 
+    def check_finished(self, outcomes: Counter[JobStatus]) -> None:
+        """Raises Unfinished if a signal came before all was done."""
+        pending = outcomes[JobStatus.PENDING]
+        found_all = self.pipeline is not None and self.pipeline.schedule.found_all
+        if pending or self.looks_left or not found_all:
+            left = "1 image is still pending" if pending == 1 else f"{pending:,} images are still pending"
+            left += f", {quantity(self.looks_left, 'second look')} not done" if self.looks_left else ""
+            left += "" if found_all else ", and not every file was found"
+            text = f"Stopped: {left}; `{command('run', '--once')}` does the rest."
+            raise Unfinished(text, outcomes, self.stopped_by)
+
     def _check_images(self, pipeline: Pipeline) -> None:
         """Raises InboxUnreadable, InboxUnwritable."""
         if problems := pipeline.watcher.held_back() + pipeline.unreadable():
@@ -317,14 +328,8 @@ async def run_service(
             leave_within(LEAVE_SECONDS, exit_status_of(error), str(error))
         raise
     outcomes = service.counts.outcomes()
-    pending = outcomes[JobStatus.PENDING]
-    found_all = service.pipeline is not None and service.pipeline.schedule.found_all
-    if once and service.stopped_by and (pending or service.looks_left or not found_all):
-        left = "1 image is still pending" if pending == 1 else f"{pending:,} images are still pending"
-        left += f", {quantity(service.looks_left, 'second look')} not done" if service.looks_left else ""
-        left += "" if found_all else ", and not every file was found"
-        text = f"Stopped: {left}; `{command('run', '--once')}` does the rest."
-        raise Unfinished(text, outcomes, service.stopped_by)
+    if once and service.stopped_by:
+        service.check_finished(outcomes)
     return outcomes
 
 

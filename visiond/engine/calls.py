@@ -210,7 +210,7 @@ class Calls:
         found = {job: call.known.get(read[job].digest) for job, call in calls.items()}
         return {job: content for job, content in found.items() if content}
 
-    async def keep(self, known: Mapping[int, Content]) -> None:
+    async def keep(self, contents: Sequence[Content]) -> None:
         """Nothing is stored between segments."""
 
     async def blame(self, image: int, deaths: int) -> None:

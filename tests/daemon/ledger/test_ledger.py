@@ -338,7 +338,7 @@ async def test_an_image_that_is_processed_again_reuses_its_results_and_is_publis
     before = await publish(ledger)
     assert await ledger.put_back(JobStatus.DONE, [before.id, 12345]) == 1
     [again] = await ledger.next_jobs(9, ())
-    known = await ledger.recall([(again, before.digest)])
+    known = await ledger.recall({again.id: before.digest})
     assert known[again.id].outputs == before.outputs
     await complete(ledger, replace(done(again), bin="receipts"))
     assert [(record.id, record.bin) for record in await ledger.owed(0, 9)] == [(before.id, "receipts")]
@@ -472,7 +472,7 @@ async def test_a_failed_image_that_is_done_at_last_is_published_again(ledger: Le
 
 async def recall(ledger: Ledger, data: bytes) -> Content:
     job = make_job()
-    return (await ledger.recall([(job, content_of(data).digest)])).get(job.id, Content())
+    return (await ledger.recall({job.id: content_of(data).digest})).get(job.id, Content())
 
 
 async def test_the_same_bytes_under_the_same_models_are_answered_from_the_ledger(
@@ -574,9 +574,9 @@ async def test_each_image_keeps_the_models_that_made_its_result(ledger: Ledger, 
 
 
 async def test_outputs_of_an_unfinished_image_survive_a_crash(ledger: Ledger, inbox: Path) -> None:
-    [job] = await admit(ledger, b"a.jpg")
+    await admit(ledger, b"a.jpg")
     content = content_of(b"bytes", make_outputs(stages=["ocr", "yolo"]))
-    await ledger.keep([(job, content)])
+    await ledger.keep([content])
     async with reopened(ledger, inbox) as again:
         assert await recall(again, b"bytes") == content
         assert paths(await again.next_jobs(9, ())) == [b"a.jpg"]
@@ -674,7 +674,7 @@ async def test_checksums_are_right_when_results_of_the_same_bytes_were_stored_fi
         tries.append(connection)
         if len(tries) == 2:
             refuse(connection)
-        ledger.results.write(connection, [(first, stored.content)])
+        ledger.results.write(connection, [(stored.content, None)])
 
     async def fail(work: Callable[[sqlite3.Connection], Any]) -> None:
         with pytest.raises(sqlite3.IntegrityError):

@@ -27,9 +27,9 @@ async def start_with(ledger: Ledger, models: list[Model]) -> None:
 async def test_the_same_bytes_get_no_result_of_an_earlier_model(ledger: Ledger) -> None:
     [job] = await admit(ledger, b"a.jpg")
     content = content_of(outputs=make_outputs())
-    await ledger.keep([(job, content)])
+    await ledger.keep([content])
     await start_with(ledger, NEW)
-    known = await ledger.recall([(job, content.digest)])
+    known = await ledger.recall({job.id: content.digest})
     assert known[job.id].outputs.keys() == set(ORDER) - {"yolo"}
 
 

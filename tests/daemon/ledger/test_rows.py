@@ -82,8 +82,7 @@ def test_checksums_that_a_station_computed_are_those_of_the_rows(
         if computes:
             ending = replace(ending, checksums=checksums_of(ending, b"/inbox", MODELS))
         connection.execute("BEGIN")
-        sums = {ending.job.id: ending.checksums} if ending.checksums else {}
-        results.write(connection, [(ending.job, ending.content)], sums)
+        results.write(connection, [(ending.content, ending.checksums)])
         rows = connection.execute("SELECT * FROM result, content").fetchall()
         stored.append((rows, end_row(ending, b"/inbox", results.models, results.numbers)))
         connection.execute("ROLLBACK")
