@@ -24,7 +24,6 @@ IMPORTS = {
     "daemon.cli.commands": 17,
     "daemon.layout.layout": 31,
     "daemon.ledger.records": 17,
-    "daemon.maintenance.rebuild": 18,
     "daemon.pipeline.child": 23,
     "daemon.pipeline.coordinator": 17,
     "daemon.pipeline.unpacker": 21,

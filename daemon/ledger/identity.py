@@ -158,6 +158,18 @@ def _go_on_behind(connection: sqlite3.Connection, known: Identity, present: Iden
     )
 
 
+def follow(path: Path, connection: sqlite3.Connection) -> Identity:
+    """The identity of the new ledger. No number is given twice, even if the sidecars
+    of the last images were lost: the file `identity` may have an older number."""
+    last = identity_of(connection).last_number
+    with contextlib.suppress(LedgerDamaged):
+        known = read(path.parent)
+        last = max(last, known.last_number if known else 0)
+    if 0 < last <= MOST - 2 * MARGIN:
+        number_behind(connection, last + MARGIN)
+    return identity_of(connection)
+
+
 def number_behind(connection: sqlite3.Connection, last: int) -> None:
     """Make the next image get the number after this one."""
     connection.execute("BEGIN IMMEDIATE")

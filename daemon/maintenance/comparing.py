@@ -24,8 +24,7 @@ from daemon.ledger.records import Reader, open_reader
 from daemon.ledger.schema import trouble_named
 from daemon.ledger.soundness import MOST
 from daemon.maintenance.damaged_rows import DamagedRows
-from daemon.maintenance.rebuild import SidecarState, folders_of, list_sidecars, stat_regular
-from daemon.maintenance.showing import Showing
+from daemon.maintenance.sidecars import Showing, SidecarState, folders_of, list_sidecars, stat_regular
 from daemon.results.destinations import Destination, open_destinations, write_sidecar
 
 MOST_PROVENANCE = 1 << 20  # bytes by which a sidecar may be longer than one that is written now
