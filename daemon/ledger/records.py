@@ -6,7 +6,7 @@ import contextlib
 import os
 import sqlite3
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,25 +121,21 @@ class Reader:
         and the end of the path."""
         if name.isdecimal() and len(name) < 19:
             yield self._rows("find_by_id", int(name))
-        given, inboxes = os.fsencode(name), self.inboxes().items()
+        given, inboxes = os.fsencode(name), self.inboxes()
         absolute = (os.path.abspath(given), os.path.realpath(given))
         for path in absolute:
-            yield [
-                row
-                for inbox, folder in inboxes
-                for row in self._rows("find_by_path", inbox, os.path.relpath(path, folder))
-            ]
-        yield [row for inbox, _ in inboxes for row in self._rows("find_by_path", inbox, given)]
-        roots = [(inbox, os.path.join(root, b"")) for inbox, root in inboxes]  # the whole URL of an object
-        yield [
-            row
-            for inbox, root in roots
-            if given.startswith(root)
-            for row in self._rows("find_by_path", inbox, given.removeprefix(root))
-        ]
+            yield self._in_inboxes({inbox: os.path.relpath(path, root) for inbox, root in inboxes.items()})
+        yield self._in_inboxes(dict.fromkeys(inboxes, given))
+        roots = {inbox: os.path.join(root, b"") for inbox, root in inboxes.items()}
+        # The whole URL of an object.
+        yield self._in_inboxes({n: given.removeprefix(r) for n, r in roots.items() if given.startswith(r)})
         for path in absolute:
             yield self._rows("find_by_location", path)
         yield self._rows("find_by_end", b"/" + given, b"/" + given)
+
+    def _in_inboxes(self, paths: Mapping[int, bytes]) -> list[sqlite3.Row]:
+        """paths: by inbox."""
+        return [row for inbox, path in paths.items() for row in self._rows("find_by_path", inbox, path)]
 
     def newest(self, status: JobStatus | None, limit: int) -> list[Record]:
         """Files whose newest version is in this state, or in any state with None; the newest first."""

@@ -196,42 +196,43 @@ def connect(path: Path, id: str = "") -> sqlite3.Connection:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        connection = sqlite3.connect(
-            path, isolation_level=None, check_same_thread=False, cached_statements=256
-        )
-    except sqlite3.OperationalError as error:
-        raise explain(path, error) from error
-    set_factories(connection)
-    try:
-        version = read_version(path, connection)
-        # Check before anything is written.
-        if version and (fault := find_fault(connection, current=version == newest())):
-            raise damaged(path, fault)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA cache_size = -65536")
-        connection.execute("PRAGMA wal_autocheckpoint = 4000")
-        if 0 < version < WITH_ORDER:
-            _prepare_to_rewrite(path, version, connection)
-        if 0 < version < newest():
-            connection.set_progress_handler(_step_in(Notifier()), STEPS)
-        if version < newest():
-            steps = "".join(MIGRATIONS[version - 1 :]) if version else SQL["schema"]
-            steps += f"UPDATE meta SET id = '{id}';" if id and version < WITH_CHECKSUMS else ""
-            connection.executescript(
-                f"BEGIN IMMEDIATE; {steps} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {newest()}; COMMIT; "
-                "PRAGMA wal_checkpoint(TRUNCATE);"
+        with contextlib.ExitStack() as undo:
+            connection = sqlite3.connect(
+                path, isolation_level=None, check_same_thread=False, cached_statements=256
             )
-        connection.set_progress_handler(None, 0)
+            undo.callback(connection.close)
+            set_factories(connection)
+            version = read_version(path, connection)
+            # Check before anything is written.
+            if version and (fault := find_fault(connection, current=version == newest())):
+                raise damaged(path, fault)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA cache_size = -65536")
+            connection.execute("PRAGMA wal_autocheckpoint = 4000")
+            if version < newest():
+                _migrate(path, connection, version, id)
+            undo.pop_all()
+            return connection
     except sqlite3.DatabaseError as error:
-        connection.close()
         if code_of(error) == sqlite3.SQLITE_INTERRUPT:  # by a signal's handler, in `_step_in`
             raise KeyboardInterrupt from error
         raise explain(path, error) from error
-    except (LedgerTooNew, LedgerDamaged, LedgerUnusable, ConfigError):
-        connection.close()
-        raise
-    return connection
+
+
+def _migrate(path: Path, connection: sqlite3.Connection, version: int, id: str) -> None:
+    """Give a ledger of this schema the tables of this program; version: 0: it has none. Raises LedgerUnusable."""
+    if 0 < version < WITH_ORDER:
+        _prepare_to_rewrite(path, version, connection)
+    if version:
+        connection.set_progress_handler(_step_in(Notifier()), STEPS)
+    steps = "".join(MIGRATIONS[version - 1 :]) if version else SQL["schema"]
+    steps += f"UPDATE meta SET id = '{id}';" if id and version < WITH_CHECKSUMS else ""
+    connection.executescript(
+        f"BEGIN IMMEDIATE; {steps} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {newest()}; COMMIT; "
+        "PRAGMA wal_checkpoint(TRUNCATE);"
+    )
+    connection.set_progress_handler(None, 0)
 
 
 def check_room(path: Path, version: int) -> None:

@@ -72,12 +72,13 @@ class Writer:
                     self._requests.put(following)
                     break
                 group.append(following)
-            started, changes = time.perf_counter(), self._connection.total_changes
+            works, changes = [work for work, _ in group], self._connection.total_changes
+            started = time.perf_counter()
             try:
-                answers: list[Any] = self._transact([work for work, _ in group])
+                answers = self._transact(works)
             except Exception:  # noqa: BLE001 - of SQLite, or a bug in a request
                 # One of them fails: each gets its own transaction, so that only that one fails.
-                answers = [self._attempt(work) for work, _ in group]
+                answers = list(map(self._attempt, works))
             if self._connection.total_changes > changes:
                 self._committed(time.perf_counter() - started)
             _answer(group, answers)
