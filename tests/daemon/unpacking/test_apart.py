@@ -17,10 +17,11 @@ from PIL import Image
 
 from daemon.config.ignored import Ignored
 from daemon.core.jobs import Version
+from daemon.core.messages import LENGTH, frame
 from daemon.unpacking.apart import Children, Interrupted, UnpackingStopped, UnpackOutcome, take_apart
-from daemon.unpacking.child import HEAD, Torn, read_frames
 from daemon.unpacking.folder import Contents, Most, choose_target
 from daemon.unpacking.members import Rules
+from daemon.unpacking.messages import Piece, Torn, read_messages
 from stages.contract.base import Limits
 from tests.daemon.unpacking.containers import (
     make_pages,
@@ -355,14 +356,22 @@ def test_a_large_member_needs_no_memory(bench: Bench, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "sent", [HEAD.pack(b"D", 9) + bytes(9), HEAD.pack(b"?", 0), HEAD.pack(b"M", 5) + b"a", b"M"]
+    "sent",
+    [
+        frame(Piece(bytes(9))),
+        frame(("Unknown",)),
+        frame(("MemberBegun", b"a", -1)),
+        frame(Piece(b"12"))[:-1],
+        LENGTH.pack(9)[:-1],
+    ],
 )
 def test_a_child_that_sends_nonsense_is_not_believed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hostile bytes may have taken it over; its parent must not need memory for what it announces."""
-    monkeypatch.setattr("daemon.unpacking.child.PIECE", 8)
+    monkeypatch.setattr("daemon.unpacking.messages.PIECE", 8)
+    monkeypatch.setattr("daemon.unpacking.messages.ENVELOPE", 8)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(sent + HEAD.pack(b"F", 0))
+        theirs.sendall(sent)
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(Torn):
-            list(read_frames(ours))
+            list(read_messages(ours))
