@@ -77,9 +77,7 @@ class Parts:
             [f"ln -sfn {folder} {self._places.program}"],
         )
         if booted:
-            yield Step(
-                "systemd reads the units again", lambda: False, lambda: run("systemctl", "daemon-reload")
-            )
+            yield service.RELOAD
         if booted and start:
             yield Step(
                 f"{unit} starts at boot",
