@@ -264,12 +264,10 @@ class Placed(msgspec.Struct, array_like=True, frozen=True):
 
 
 def reason_of(failure: Failure | None) -> tuple[str | None, str | None]:
+    if failure is None:
+        return None, None
     # The detail may contain a file name that is not UTF-8, which SQLite and JSON refuse.
-    return (
-        (failure.reason, failure.detail.encode(errors="backslashreplace").decode())
-        if failure
-        else (None, None)
-    )
+    return failure.reason, failure.detail.encode(errors="backslashreplace").decode()
 
 
 class Outdated(msgspec.Struct, frozen=True):

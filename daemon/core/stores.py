@@ -94,22 +94,14 @@ def _open(root: str, *, impatient: bool) -> Any:
 
     if not impatient:
         return from_url(root, client_options={"timeout": "120s", "allow_http": True})
+    timeouts = {"timeout": f"{REQUEST_SECONDS}s", "connect_timeout": f"{CONNECT_SECONDS}s"}
+    longest = timedelta(seconds=LONGEST_BACKOFF_SECONDS)
+    backoff = {"init_backoff": timedelta(seconds=0.1), "max_backoff": longest, "base": 2}
+    retry_timeout = timedelta(seconds=RETRY_SECONDS)
     return from_url(
         root,
-        client_options={
-            "timeout": f"{REQUEST_SECONDS}s",
-            "connect_timeout": f"{CONNECT_SECONDS}s",
-            "allow_http": True,
-        },
-        retry_config={
-            "max_retries": RETRIES,
-            "retry_timeout": timedelta(seconds=RETRY_SECONDS),
-            "backoff": {
-                "init_backoff": timedelta(seconds=0.1),
-                "max_backoff": timedelta(seconds=LONGEST_BACKOFF_SECONDS),
-                "base": 2,
-            },
-        },
+        client_options={"allow_http": True, **timeouts},
+        retry_config={"max_retries": RETRIES, "retry_timeout": retry_timeout, "backoff": backoff},
     )
 
 

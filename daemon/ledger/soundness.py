@@ -81,17 +81,13 @@ def find_cut(path: Path) -> str:
         head = file.read(HEADER_BYTES)
     if len(head) < HEADER_BYTES or not head.startswith(MAGIC):
         return ""  # SQLite reports what is wrong with it
-    page_bytes, pages = _page_bytes(head), struct.unpack(">I", head[28:32])[0]
+    size, pages = struct.unpack_from(">H10xI", head, 16)
+    page_bytes = 65536 if size == 1 else size
     is_valid = head[24:28] == head[92:96]  # else an old SQLite wrote last, which did not keep the count
     length = path.stat().st_size
     if is_valid and length < page_bytes * pages:
         return f"it is cut short: it has {length} of {page_bytes * pages} bytes"
     return ""
-
-
-def _page_bytes(head: bytes) -> int:
-    size: int = struct.unpack(">H", head[16:18])[0]
-    return 65536 if size == 1 else size
 
 
 def find_fault(connection: sqlite3.Connection, *, current: bool) -> str:
