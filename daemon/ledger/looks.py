@@ -125,17 +125,8 @@ def is_wanted(
 
 def _job_of(row: sqlite3.Row) -> Job:
     version = Version(row["inode"], row["size"], row["mtime_ns"], row["ctime_ns"])
-    return Job(
-        row["id"],
-        row["inbox"],
-        row["path"],
-        row["location"] or b"",
-        version,
-        row["look_attempts"],
-        row["seen_at"],
-        row["look_deaths"],
-        has_result=True,
-    )
+    origin = (row["id"], row["inbox"], row["path"], row["location"] or b"", version)
+    return Job(*origin, row["look_attempts"], row["seen_at"], row["look_deaths"], has_result=True)
 
 
 def recall(

@@ -56,6 +56,7 @@ class Sending:
 
     def __init__(self, channel: socket.socket, kind: str, limits: Limits) -> None:
         self._channel, self._kind, self._limits = channel, kind, limits
+        self._beat_seconds = min(BEAT_SECONDS, limits.decode_seconds / BEATS)
         self._sent_at = 0.0
 
     def send_all(self, items: Iterator[Item]) -> None:
@@ -72,7 +73,7 @@ class Sending:
     def _send_item(self, item: Item) -> None:
         match item:
             case Declared(files, size):
-                self._send(Declared(min(files, MOST), min(size, MOST)))
+                self._send(Declared(_state(files), _state(size)))
             case Member():
                 self._send_member(item)
             case Twin(name, first):
@@ -83,7 +84,7 @@ class Sending:
                 self._send(StillAtWork())
 
     def _send_member(self, member: Member) -> None:
-        self._send(MemberBegun(member.name[:LONGEST_NAME], min(member.size, MOST)))
+        self._send(MemberBegun(member.name[:LONGEST_NAME], _state(member.size)))
         while True:
             try:
                 piece = next(member.pieces, None)
@@ -97,10 +98,6 @@ class Sending:
         self._channel.sendall(frame(message))
         self._sent_at = time.monotonic()
 
-    @property
-    def _beat_seconds(self) -> float:
-        return min(BEAT_SECONDS, self._limits.decode_seconds / BEATS)
-
     def _explain(self, error: Exception, kind: str = "") -> str:
         if isinstance(error, MemoryError):
             most = self._limits.decode_bytes >> 20
@@ -109,6 +106,13 @@ class Sending:
         else:
             what = members.explain(error, kind)
         return what[:DETAIL_CHARACTERS].encode(errors="replace").decode() or "it cannot be read"
+
+
+def _state(number: int) -> int:
+    """A number as a message can state it. Raises ValueError for a negative one, as a damaged header may have."""
+    if number < 0:
+        raise ValueError(number)
+    return min(number, MOST)
 
 
 if __name__ == "__main__":

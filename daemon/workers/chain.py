@@ -293,8 +293,12 @@ class Chain:
             if len(items) == 1:
                 traceback.print_exc()
                 return [ImageError(Reason.STAGE, f"{what}: {type(error).__name__}: {error}", transient=True)]
+            self._note_failed_batch(error)
         half = len(items) // 2
         return self._try(what, run, items[:half], tally) + self._try(what, run, items[half:], tally)
+
+    def _note_failed_batch(self, error: Exception) -> None:
+        """Several images raise an error together; each half is tried next."""
 
 
 def release() -> None:

@@ -249,6 +249,13 @@ def test_each_member_that_is_left_out_is_in_one_count_and_the_first_are_named(be
     assert detail.count("nowhere.png") == 3
 
 
+def test_a_tar_with_a_negative_size_is_damaged(bench: Bench) -> None:
+    data = bytearray(make_tar({"a.png": b""}, mode="w"))
+    data[124:136] = b"\xff" * 11 + b"\xfb"  # -5 bytes
+    data[148:156] = b"%06o\0 " % (sum(data[:148]) + sum(data[156:512]) + 8 * ord(" "))  # its checksum
+    assert bench.take("tar", bytes(data)).problem.startswith("it is damaged or incomplete, or not a tar")
+
+
 def test_a_tar_that_is_cut_gives_what_is_whole(bench: Bench) -> None:
     whole = make_tar({f"{number}.png": os.urandom(20_000) for number in range(4)})
     outcome = bench.take("tar", whole[: len(whole) // 2])
