@@ -1,5 +1,4 @@
-"""Opens object stores with obstore. Credentials come from the environment, in the store's usual way, and are
-never logged."""
+"""Opens object stores with obstore. Credentials come from the environment, in the store's usual way, and are never logged."""
 
 from __future__ import annotations
 

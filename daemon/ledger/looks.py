@@ -166,10 +166,9 @@ def end(
     number: int,
     damaged: Collection[Key],
 ) -> set[int]:
-    """Write how looks ended. Returns the images whose sidecars must be written again; they are marked as not
-    published. The look of an image that a newer version has replaced, or that waits for a new result, is not ended:
-    it will be dropped, or asked for again. number: of the look's model. damaged: rows of `result` that a new result
-    replaces."""
+    """Write how looks ended. Returns the images whose sidecars must be written again; they are marked as not published. The
+    look of an image that a newer version has replaced, or that waits for a new result, is not ended: it will be dropped, or
+    asked for again. number: of the look's model. damaged: rows of `result` that a new result replaces."""
     model = models[number]
     gone = [(e.job.id, name, e.job.path) for e in endings if e.status is JobStatus.GONE]
     connection.executemany(SQL["drop_gone_look"], gone)

@@ -66,8 +66,7 @@ class Reader:
         self._connections.close()
 
     def counts(self) -> dict[JobStatus, int]:
-        """Versions by state. FAILED counts only the newest version of each file,
-        as older ones need no attention."""
+        """Versions by state. FAILED counts only the newest version of each file, as older ones need no attention."""
         found = {JobStatus(status): count for status, count in self._rows("counts")}
         return {status: found.get(status, 0) for status in JobStatus} | {
             JobStatus.FAILED: len(self.failed_ids())
@@ -117,8 +116,7 @@ class Reader:
         )
 
     def _called(self, name: str) -> Iterator[list[sqlite3.Row]]:
-        """Rows by number, path, a link to it, path in an inbox, path that the daemon moved it to,
-        and the end of the path."""
+        """Rows by number, path, a link to it, path in an inbox, path that the daemon moved it to, and the end of the path."""
         if name.isdecimal() and len(name) < 19:
             yield self._rows("find_by_id", int(name))
         given, inboxes = os.fsencode(name), self.inboxes()
@@ -146,8 +144,7 @@ class Reader:
         return [row["id"] for row in self._rows("failed")]
 
     def newest_done(self, *, with_results: bool) -> Iterator[Record]:
-        """Files whose newest version is DONE and published, oldest first. Without their results,
-        thousands are read at once."""
+        """Files whose newest version is DONE and published, oldest first. Without their results, thousands are read at once."""
         return self._walk("newest_done", 256 if with_results else 4096, with_results=with_results)
 
     def count_outdated(
@@ -228,8 +225,7 @@ class Reader:
         return self._walk("redone", chunk, tolerant=True, after=after)
 
     def set_aside(self, after: int = 0, chunk: int = 256) -> Iterator[Record]:
-        """Every image that FAILED, was moved, and has a newer version.
-        It is GONE if that version came before a retry."""
+        """Every image that FAILED, was moved, and has a newer version. It is GONE if that version came before a retry."""
         return self._walk("set_aside", chunk, after=after)
 
     def owed(self) -> Iterator[Record]:

@@ -1,7 +1,6 @@
 """Opens the ledger's file: checks that it is a ledger and whole, and that it has the tables of this program.
 
-Migrations go forward only: an older file is migrated when the daemon opens it,
-a newer one is refused and left untouched.
+Migrations go forward only: an older file is migrated when the daemon opens it, a newer one is refused and left untouched.
 """
 
 from __future__ import annotations
@@ -189,8 +188,7 @@ def add_views(path: Path, connection: sqlite3.Connection) -> bool:
 
 
 def connect(path: Path, id: str = "") -> sqlite3.Connection:
-    """Open a ledger for writing: create it if there is none, migrate it if it is older.
-    id: for a ledger that has none yet.
+    """Open a ledger for writing: create it if there is none, migrate it if it is older. id: for a ledger that has none yet.
 
     Raises LedgerDamaged, LedgerUnusable, LedgerTooNew, and ConfigError when the file is another program's.
     """
@@ -285,15 +283,13 @@ def keep_temporary_files(folder: Path) -> None:
 
 
 def set_factories(connection: sqlite3.Connection) -> None:
-    """Return rows with named columns. Read text also if a
-    flipped bit made it invalid: its checksum shows that."""
+    """Return rows with named columns. Read text also if a flipped bit made it invalid: its checksum shows that."""
     connection.row_factory = sqlite3.Row
     connection.text_factory = lambda data: data.decode(errors="replace")
 
 
 def read_version(path: Path, connection: sqlite3.Connection) -> int:
-    """The schema of a file; 0 if it has none yet. Raises ConfigError when the file is another program's,
-    LedgerTooNew."""
+    """The schema of a file; 0 if it has none yet. Raises ConfigError when the file is another program's, LedgerTooNew."""
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     owner = connection.execute("PRAGMA application_id").fetchone()[0]
     try:
@@ -351,8 +347,7 @@ def _find_altered_tables(path: Path) -> str:
 
 
 def explain(path: Path, error: Exception) -> VisiondError:
-    """Why a file cannot be used as a ledger: LedgerUnusable if its disk fails now, or did a moment ago;
-    else LedgerDamaged."""
+    """Why a file cannot be used as a ledger: LedgerUnusable if its disk fails now, or did a moment ago; else LedgerDamaged."""
     if code_of(error) in DISK:
         return unusable(path, error)
     if code_of(error) in DAMAGE:

@@ -45,8 +45,7 @@ _NOT_READ = re.compile(
 
 
 def is_blank(path: Path) -> bool:
-    """Whether the ledger has no content: the file is missing or empty, or has no tables,
-    and there is no -wal to apply.
+    """Whether the ledger has no content: the file is missing or empty, or has no tables, and there is no -wal to apply.
 
     SQLite reads it, because this process may have the ledger open: closing a file releases all locks that the
     process has on it (fcntl(2)), except if SQLite closes it. Without them, another program that opens and closes the
@@ -91,8 +90,7 @@ def find_cut(path: Path) -> str:
 
 
 def find_fault(connection: sqlite3.Connection, *, current: bool) -> str:
-    """What is wrong with an open ledger, in a few words; empty when nothing is found.
-    current: its schema is this program's.
+    """What is wrong with an open ledger, in a few words; empty when nothing is found. current: its schema is this program's.
 
     Raises sqlite3.DatabaseError.
     """

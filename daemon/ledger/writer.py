@@ -53,8 +53,7 @@ class Writer:
         self._thread.join()
 
     async def ask(self, work: Callable[[sqlite3.Connection], T] | Alone) -> T:
-        """The answer, once it is durable. Raises LedgerUnusable if the disk cannot store it;
-        then nothing was done."""
+        """The answer, once it is durable. Raises LedgerUnusable if the disk cannot store it; then nothing was done."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._requests.put((work, future))
         return await future

@@ -1,5 +1,4 @@
-"""Long reads of the ledger during the daemon's work, in a separate thread and connection.
-They can be stopped."""
+"""Long reads of the ledger during the daemon's work, in a separate thread and connection. They can be stopped."""
 
 from __future__ import annotations
 

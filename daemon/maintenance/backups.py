@@ -55,9 +55,8 @@ def back_up(
 
 
 def back_up_into(ledger: Path, folder: Path, kept: int, now: float, stop: Stop) -> Path:
-    """Copy the ledger as it is now, even if others write to it, and remove all but the newest `kept` copies;
-    returns the copy. A copy of a damaged ledger never takes the place of one that was whole. Runs in a
-    thread.
+    """Copy the ledger as it is now, even if others write to it, and remove all but the newest `kept` copies; returns the copy.
+    A copy of a damaged ledger never takes the place of one that was whole. Runs in a thread.
 
     Raises Stopped, NotWritable, LedgerDamaged, LedgerUnusable.
     """

@@ -32,9 +32,8 @@ class DamagedRows:
         self._named: set[tuple[bytes, int | None]] = set()  # rows of these that may be damaged
 
     def check(self, destination: Destination | None, record: Record, *, fix: bool) -> SidecarState:
-        """Check an image whose rows are damaged. fix: copy its sidecar into the ledger if the sidecar is
-        correct; if not, let the next start process the image again. destination: None for an inbox that is
-        not configured."""
+        """Check an image whose rows are damaged. fix: copy its sidecar into the ledger if the sidecar is correct; if not, let
+        the next start process the image again. destination: None for an inbox that is not configured."""
         self._note(record.id, record.digest)
         found = self._find_true_sidecar(destination, record) if destination else None
         if found is None:

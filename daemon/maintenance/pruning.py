@@ -1,5 +1,4 @@
-"""Finds rows of the ledger that are no longer needed, and results of bytes that no version has;
-removes them in small steps.
+"""Finds rows of the ledger that are no longer needed, and results of bytes that no version has; removes them in small steps.
 
 ledger.sql says under `is_spare` which rows these are. They are found over a separate connection, while the
 daemon works, and checked again in the transaction that removes them.
@@ -97,11 +96,9 @@ async def prune(
     forget: Callable[[JobStatus], None] = lambda status: None,
     step: Step = lambda removed, share: None,
 ) -> Amounts:
-    """Remove them, a few at a time, so that other requests to the ledger come in between. May be cancelled at
-    any time.
+    """Remove them, a few at a time, so that other requests to the ledger come in between. May be cancelled at any time.
 
-    forget: called for each removed row. step: called after each few.
-    Raises LedgerDamaged, LedgerUnusable.
+    forget: called for each removed row. step: called after each few. Raises LedgerDamaged, LedgerUnusable.
     """
     removed: Amounts = {kind: Amount() for kind in KINDS}
     last = await ledger.run(lambda connection: connection.execute(SQL["last_id"]).fetchone()[0])

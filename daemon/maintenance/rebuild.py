@@ -46,8 +46,7 @@ CLOCK_SECONDS = 0.001  # the precision of the times in a sidecar
 
 
 def rebuild(config: Config, showing: Showing) -> Iterator[SidecarState]:
-    """Replace the ledger by a new one, and keep the old one under another name. Raises InboxMoved;
-    then nothing has changed."""
+    """Replace the ledger by a new one, and keep the old one under another name. Raises InboxMoved; then nothing has changed."""
     path = config.state.path / LEDGER
     fresh = path.with_name(f"{LEDGER}.new")
     _remove(fresh)  # of an attempt that was interrupted
@@ -134,8 +133,7 @@ def _restore(
 
 
 def _locate(record: Record, destination: Destination) -> Record:
-    """The record with the version and place of its source, if
-    that is certain: then the scan takes it for no new file."""
+    """The record with the version and place of its source, if that is certain: then the scan takes it for no new file."""
     source = os.path.join(destination.inbox, record.path)
     status = stat_regular(source)
     if (

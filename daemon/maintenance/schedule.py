@@ -1,10 +1,9 @@
 """Scheduled tasks that keep the ledger in good order over the years: a full check, backups and their uploads, forgetting
 skipped files that are gone, pruning, shrinking the file.
 
-A task starts in the configured quiet hours when no image is in flight, one at a time. None delays incoming
-images: check and backup read over separate connections, forgetting and pruning take small steps, and shrinking the
-file stops when images or a command (redo, retry, prune) come.
-A task that fails is logged, counted and tried again an hour later; work goes on.
+A task starts in the configured quiet hours when no image is in flight, one at a time. None delays incoming images: check and
+backup read over separate connections, forgetting and pruning take small steps, and shrinking the file stops when images or a
+command (redo, retry, prune) come. A task that fails is logged, counted and tried again an hour later; work goes on.
 """
 
 from __future__ import annotations
@@ -254,8 +253,7 @@ class Upkeep:
 
 
 def is_quiet(hours: str, now: float) -> bool:
-    """Whether it is within "HH:MM-HH:MM", local time; the end may be on the next day.
-    Always true if that is empty."""
+    """Whether it is within "HH:MM-HH:MM", local time; the end may be on the next day. Always true if that is empty."""
     if not hours:
         return True
     moment, (begin, end) = time.strftime("%H:%M", time.localtime(now)), hours.split("-")

@@ -1,5 +1,4 @@
-"""Compares ledger and sidecars, and restores each from the other. No model runs. While a daemon works, they are
-only compared.
+"""Compares ledger and sidecars, and restores each from the other. No model runs. While a daemon works, they are only compared.
 
 Sidecars are made from the ledger, so one that is missing or edited is written again. Each
 has all data of its result, so a ledger that is lost or damaged is made again from them.

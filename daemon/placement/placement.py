@@ -1,5 +1,4 @@
-"""Where the stages run. A placement is a list of segments;
-a segment is a run of stages and the devices that hold it.
+"""Where the stages run. A placement is a list of segments; a segment is a run of stages and the devices that hold it.
 
 "Replicated" is one segment on n devices; "pipelined" is several segments, each with its own devices.
 The rest of the code does not know which of them it is.

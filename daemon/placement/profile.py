@@ -129,8 +129,7 @@ def choose_best(trials: Iterable[Trial]) -> Trial | None:
 
 
 def read_profile(folder: Path, *, finished: bool = True) -> Profile | None:
-    """The profile in a state folder, or that of an interrupted search; None if there is none that this
-    version can read."""
+    """The profile in a state folder, or that of an interrupted search; None if there is none that this version can read."""
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         return msgspec.json.decode(read_file(folder / _name(finished)), type=Profile)
     return None

@@ -27,8 +27,7 @@ class Host:
 
 
 def measure_free(available: int, root: Path, group: str) -> int:
-    """Bytes: the minimum of the available memory and what
-    the cgroups (version 2) of this process still allow.
+    """Bytes: the minimum of the available memory and what the cgroups (version 2) of this process still allow.
 
     Only anonymous memory counts as used: the kernel drops cached files when memory is needed.
     """

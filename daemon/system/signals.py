@@ -4,9 +4,8 @@
 SIGHUP from a terminal means that it was closed: the daemon stops. A daemon without a terminal, as systemd starts it,
 takes SIGHUP as a reload, and remembers one that comes too early. The others stop it.
 
-Before there is work in flight they end the process at once. While `listening` they are passed to the service.
-After that they change nothing, as the shutdown has begun. A signal that was ignored at the start stays
-ignored (nohup and SIGHUP).
+Before there is work in flight they end the process at once. While `listening` they are passed to the service. After that they
+change nothing, as the shutdown has begun. A signal that was ignored at the start stays ignored (nohup and SIGHUP).
 """
 
 from __future__ import annotations

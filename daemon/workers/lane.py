@@ -1,5 +1,4 @@
-"""A segment of the placement at work: forms batches, runs them on the segment's workers,
-and reports what came of them."""
+"""A segment of the placement at work: forms batches, runs them on the segment's workers, and reports what came of them."""
 
 from __future__ import annotations
 
@@ -114,8 +113,7 @@ class Lane:
             await listener.try_again(self, again, loss)
 
     async def _isolate(self, listener: Listener) -> None:
-        """Run each suspect on a worker that does nothing else,
-        so that only the image that kills workers pays."""
+        """Run each suspect on a worker that does nothing else, so that only the image that kills workers pays."""
         while True:
             attempt = await self._suspects.get()
             self._held[attempt.job.id] = attempt

@@ -140,8 +140,7 @@ class Pool:
         """A worker's GPU had no memory for one image alone. Returns whether to try that image again: a worker has
         left, or the images wait because others use the memory. If not, the image is too large for this GPU.
 
-        usual: whether it has a usual size; no worker leaves for a huge one. The caller keeps its slot of the
-        worker until then.
+        usual: whether it has a usual size; no worker leaves for a huge one. The caller keeps its slot of the worker until then.
         """
         seat = self._seat_of(worker)
         if not seat or not seat.room:

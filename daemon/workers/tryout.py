@@ -1,5 +1,4 @@
-"""The child process that builds stages and tries each on two test images, as a worker would: build, load,
-decode, run.
+"""The child process that builds stages and tries each on two test images, as a worker would: build, load, decode, run.
 
 It imports no more than a worker does. The two images differ in size, and both are in one batch: a
 stage that only works on images of one size is found here, and not by the user's first mixed batch.
