@@ -34,10 +34,7 @@ _BUCKET_MISSING = ("NoSuchBucket", "ContainerNotFound")
 _QUOTING = re.compile(r"(Unable to decode service account file|Invalid Access Key):.*|[\"`][^\"`]*[\"`]")
 # How a request for the credentials of this machine's role is known.
 _ROLE = ("http://169.254.", "token request")
-_VARIABLES = {
-    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
-}
+_VARIABLES = {"s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", "gs": "GOOGLE_APPLICATION_CREDENTIALS"}
 _VARIABLES_OF_AZURE = "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"
 
 

@@ -113,10 +113,7 @@ def _fate(row: sqlite3.Row) -> Fate:
 
 
 def is_wanted(
-    connection: sqlite3.Connection,
-    name: str,
-    inboxes: Collection[int],
-    only: Collection[int] | None = None,
+    connection: sqlite3.Connection, name: str, inboxes: Collection[int], only: Collection[int] | None = None
 ) -> bool:
     """Whether a published image of these inboxes waits for the look. only: images that count."""
     asked = (name, _json(inboxes), *([None] * 2 if only is None else [_json(only)] * 2))

@@ -146,9 +146,8 @@ WITH_CHECKSUMS = 3  # the first schema with checksums and an id
 WITH_OUTBOX = 4  # the first schema with tables for sinks
 WITH_LOOKS = 5  # the first schema with second looks
 WITH_NUMBERS = 7  # the first schema that numbers publications
-WITH_LOST = (
-    8  # the first schema that knows which files a redo could not read; models are current since schema 6
-)
+# The first schema that knows which files a redo could not read; models are current since schema 6.
+WITH_LOST = 8
 WITH_ORDER = 10  # the first schema whose results are in the order in which they were made
 WITH_PROVENANCE = 14  # the first schema that knows what its models are
 ADDED = (  # columns that a table got later, and the first schema that has them

@@ -258,12 +258,7 @@ class _Bounds(NamedTuple):
 
 
 def _find_bounds(
-    run: Segment,
-    sharing: int,
-    gpus: Sequence[Gpu],
-    weights: Mapping[str, int],
-    host: Host,
-    batches: Batches,
+    run: Segment, sharing: int, gpus: Sequence[Gpu], weights: Mapping[str, int], host: Host, batches: Batches
 ) -> dict[str, _Bounds]:
     """Those of each device of a run. sharing: how many devices share the host."""
     need = sum(weights[stage] for stage in run.stages) + working_bytes(batches)

@@ -45,9 +45,7 @@ class Seat:
     unusable: bool = False  # its stages cannot be built; last_cause says why
     room: Room | None = None  # the memory of its GPU; None for a CPU
     short: bool = False  # it has no worker, and waits for that memory
-    full_until: float = (
-        0.0  # monotonic seconds until which its worker's images wait for memory; 0: they do not
-    )
+    full_until: float = 0.0  # monotonic seconds until which its images wait for memory; 0: they do not
     rests: int = 0  # in a row, without STEADY_BATCHES between them
     peak_bytes: int = 0  # the most that a worker of this seat had reserved
     looked_at: float = 0.0  # Unix seconds, when an earlier worker last found its answers right
