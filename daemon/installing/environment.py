@@ -8,10 +8,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from daemon.installing.commands import run, watch, written_since
 from daemon.installing.places import Places
 from daemon.installing.source import FILES, CodeSource
-from daemon.installing.steps import StepFailed
+from daemon.installing.steps import StepFailed, run, watch, written_since
 
 LEAST_PYTHON = (3, 11)
 NEWEST_PYTHON = 15  # of Python 3, that is looked for

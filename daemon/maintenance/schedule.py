@@ -27,8 +27,7 @@ from daemon.maintenance.background import run_in_background
 from daemon.maintenance.backups import back_up_into, upload_backups
 from daemon.maintenance.comparing import check_ledger, check_some
 from daemon.maintenance.forgetting import Folders, are_scanned, forget_skipped
-from daemon.maintenance.pruning import Amounts, prune
-from daemon.maintenance.shrinking import shrink
+from daemon.maintenance.pruning import Amounts, prune, shrink
 from daemon.monitoring.diary import read_diary, write_diary
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import TASKS, Chore

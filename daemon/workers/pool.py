@@ -274,16 +274,16 @@ class Pool:
         """The life of one worker in a seat; or, where memory is short, one look at what is free. The seats of a GPU
         take turns at that, so that none waits for what another one needs."""
         async with contextlib.AsyncExitStack() as stack:
-            if not seat.short or not seat.room:
-                await self._live(seat, opened, stack)
-                return
-            opened.set()  # with fewer workers
-            await stack.enter_async_context(seat.room.starting)
-            await self._pause(rest_seconds(seat.rests))
-            if self._hurried.is_set():
-                await self._over.wait()
-            elif await self._has_memory(seat, seat.room):
-                await self._live(seat, opened, stack)
+            if seat.short and seat.room:
+                opened.set()  # with fewer workers
+                await stack.enter_async_context(seat.room.starting)
+                await self._pause(rest_seconds(seat.rests))
+                if self._hurried.is_set():
+                    await self._over.wait()
+                    return
+                if not await self._has_memory(seat, seat.room):
+                    return
+            await self._live(seat, opened, stack)
 
     async def _live(self, seat: Seat, opened: anyio.Event, until_ready: contextlib.AsyncExitStack) -> None:
         """until_ready: is closed when the worker has loaded, or is lost."""
