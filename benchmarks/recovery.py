@@ -16,6 +16,7 @@ from benchmarks.harness import read_options
 from daemon.config.loading import load
 from daemon.maintenance import verify as recovery
 from daemon.results.destinations import sidecar_paths, write_sidecar
+from daemon.terminal.progress import Progress
 from tests.makers import make_record
 
 
@@ -31,7 +32,9 @@ def measure(folder: Path, images: int) -> None:
         ("repair", recovery.repair),
     ):
         started = time.monotonic()
-        kinds = collections.Counter(finding.kind for finding in work(config))
+        kinds = collections.Counter(
+            finding.kind for finding in work(config, Progress("sidecars", shown=False))
+        )
         print(f"{what}: {dict(kinds)} in {time.monotonic() - started:.1f} s")
     print(f"the ledger has {os.path.getsize(config.state.path / 'ledger.sqlite') >> 20} MiB")
 

@@ -22,9 +22,8 @@ MOST_IMPORTS = 15  # of the project's own modules by one file
 IMPORTS = {
     "daemon.cli.check": 34,
     "daemon.cli.commands": 17,
-    "daemon.layout.layout": 31,
+    "daemon.layout.layout": 30,
     "daemon.ledger.records": 17,
-    "daemon.maintenance.rebuild": 18,
     "daemon.pipeline.child": 23,
     "daemon.pipeline.coordinator": 16,
     "daemon.pipeline.unpacker": 21,

@@ -33,7 +33,7 @@ from daemon.terminal.progress import LATE_SECONDS, Progress
 
 if TYPE_CHECKING:
     from daemon.config.loading import Config
-    from daemon.maintenance.rebuild import SidecarState
+    from daemon.maintenance.sidecars import SidecarState
 
 TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S.%f%z"]
 UNITS = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0, "y": 365 * 86_400.0}

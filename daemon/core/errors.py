@@ -59,8 +59,7 @@ class OtherLedger(IdentityDamaged):
 
 
 class LedgerUnusable(VisiondError, OSError):
-    """The ledger cannot be read or written: permissions, or a full or failing disk.
-    As far as we know it is not damaged."""
+    """The ledger cannot be read or written: permissions, or a full or failing disk. As far as we know it is not damaged."""
 
     exit_status = os.EX_IOERR
 
@@ -232,8 +231,7 @@ class Refusal(StrEnum):
 
 
 class WorkerLost(Exception):
-    """A worker was lost. `began`: it had begun the batch, and no other worker can be the cause,
-    so one of the images may be."""
+    """A worker was lost. `began`: it had begun the batch, and no other worker can be the cause, so one of the images may be."""
 
     def __init__(self, name: str, cause: str, *, timed_out: bool = False, began: bool = True) -> None:
         super().__init__(f"{name}: {cause}")

@@ -1,5 +1,4 @@
-"""Commands in messages, complete enough to be pasted: they
-name the configuration of the daemon that the message is about."""
+"""Commands in messages, complete enough to be pasted: they name the configuration of the daemon that the message is about."""
 
 from __future__ import annotations
 

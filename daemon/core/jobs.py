@@ -18,8 +18,7 @@ from stages.contract.base import Reason
 
 
 class JobStatus(IntEnum):
-    """PENDING becomes one of the others, once. Only a person
-    can set FAILED (`retry`) or DONE (`redo`) back to PENDING.
+    """PENDING becomes one of the others, once. Only a person can set FAILED (`retry`) or DONE (`redo`) back to PENDING.
 
     Which jobs are in work is kept in the daemon's memory only, never in the ledger.
     """
@@ -34,8 +33,7 @@ class JobStatus(IntEnum):
 class Version(NamedTuple):
     """One version of a file's content. A change of any field makes it another image.
 
-    The device number is not a field: it may change with a reboot,
-    and two disks may have the same one after each other.
+    The device number is not a field: it may change with a reboot, and two disks may have the same one after each other.
     """
 
     inode: int
@@ -52,9 +50,8 @@ class Version(NamedTuple):
         return cls(*figures)
 
     def is_of(self, status: os.stat_result, *, moved: bool) -> bool:
-        """Whether a file is this version. moved: the daemon has moved it, so its change time is ignored: the
-        move set it, or somebody who fixed its permissions. In the inbox the change time counts, because
-        programs can set all other times."""
+        """Whether a file is this version. moved: the daemon has moved it, so its change time is ignored: the move set it, or
+        somebody who fixed its permissions. In the inbox the change time counts, because programs can set all other times."""
         now = Version.of(status)
         return stat.S_ISREG(status.st_mode) and self == (
             now._replace(ctime_ns=self.ctime_ns) if moved else now
@@ -263,12 +260,10 @@ class Placed(msgspec.Struct, array_like=True, frozen=True):
 
 
 def reason_of(failure: Failure | None) -> tuple[str | None, str | None]:
+    if failure is None:
+        return None, None
     # The detail may contain a file name that is not UTF-8, which SQLite and JSON refuse.
-    return (
-        (failure.reason, failure.detail.encode(errors="backslashreplace").decode())
-        if failure
-        else (None, None)
-    )
+    return failure.reason, failure.detail.encode(errors="backslashreplace").decode()
 
 
 class Outdated(msgspec.Struct, frozen=True):

@@ -24,8 +24,7 @@ TIMINGS = "By stage: the seconds of the batch that the image was in, divided by 
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """The file. `path_base64` if its name is not UTF-8; size, format and, if several,
-    `pages` if it could be read."""
+    """The file. `path_base64` if its name is not UTF-8; size, format and, if several, `pages` if it could be read."""
 
     inbox: str  # its folder, absolute
     path: str  # in the inbox

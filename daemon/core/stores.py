@@ -1,5 +1,4 @@
-"""Opens object stores with obstore. Credentials come from the environment, in the store's usual way, and are
-never logged."""
+"""Opens object stores with obstore. Credentials come from the environment, in the store's usual way, and are never logged."""
 
 from __future__ import annotations
 
@@ -35,10 +34,7 @@ _BUCKET_MISSING = ("NoSuchBucket", "ContainerNotFound")
 _QUOTING = re.compile(r"(Unable to decode service account file|Invalid Access Key):.*|[\"`][^\"`]*[\"`]")
 # How a request for the credentials of this machine's role is known.
 _ROLE = ("http://169.254.", "token request")
-_VARIABLES = {
-    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
-}
+_VARIABLES = {"s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", "gs": "GOOGLE_APPLICATION_CREDENTIALS"}
 _VARIABLES_OF_AZURE = "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"
 
 
@@ -94,22 +90,14 @@ def _open(root: str, *, impatient: bool) -> Any:
 
     if not impatient:
         return from_url(root, client_options={"timeout": "120s", "allow_http": True})
+    timeouts = {"timeout": f"{REQUEST_SECONDS}s", "connect_timeout": f"{CONNECT_SECONDS}s"}
+    longest = timedelta(seconds=LONGEST_BACKOFF_SECONDS)
+    backoff = {"init_backoff": timedelta(seconds=0.1), "max_backoff": longest, "base": 2}
+    retry_timeout = timedelta(seconds=RETRY_SECONDS)
     return from_url(
         root,
-        client_options={
-            "timeout": f"{REQUEST_SECONDS}s",
-            "connect_timeout": f"{CONNECT_SECONDS}s",
-            "allow_http": True,
-        },
-        retry_config={
-            "max_retries": RETRIES,
-            "retry_timeout": timedelta(seconds=RETRY_SECONDS),
-            "backoff": {
-                "init_backoff": timedelta(seconds=0.1),
-                "max_backoff": timedelta(seconds=LONGEST_BACKOFF_SECONDS),
-                "base": 2,
-            },
-        },
+        client_options={"allow_http": True, **timeouts},
+        retry_config={"max_retries": RETRIES, "retry_timeout": retry_timeout, "backoff": backoff},
     )
 
 

@@ -9,11 +9,10 @@ import tempfile
 from pathlib import Path
 
 from daemon.core.hints import command
-from daemon.installing.commands import run, watch, written_since
 from daemon.installing.environment import find_python
 from daemon.installing.places import Places
 from daemon.installing.source import CodeSource, find_source
-from daemon.installing.steps import Step, StepFailed, carry_out, say
+from daemon.installing.steps import Step, StepFailed, carry_out, run, say, watch, written_since
 
 WHEELS = "wheels"  # the folder of packages in a bundle
 AT_ONCE = 8  # packages; an interrupted download loses at most these

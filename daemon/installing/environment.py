@@ -6,15 +6,11 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
-from functools import partial
-from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from daemon.installing.commands import run, watch, written_since
 from daemon.installing.places import Places
 from daemon.installing.source import FILES, CodeSource
-from daemon.installing.steps import StepFailed
+from daemon.installing.steps import StepFailed, run, watch, written_since
 
 LEAST_PYTHON = (3, 11)
 NEWEST_PYTHON = 15  # of Python 3, that is looked for
@@ -26,7 +22,9 @@ UV = re.compile(r"^uv==.*?(?=^\S)", re.MULTILINE | re.DOTALL)  # its entry in th
 def find_python(places: Places, wanted: str) -> str:
     """An interpreter that the service can run. wanted: by the user, or "". Raises StepFailed."""
     ours = os.path.join(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}")
-    found = [path for path in ([wanted] if wanted else [ours, *_list_pythons()]) if shutil.which(path)]
+    minors, folders = range(NEWEST_PYTHON, LEAST_PYTHON[1] - 1, -1), ("/usr/bin", "/usr/local/bin")
+    others = [f"{folder}/python3.{minor}" for minor in minors for folder in folders]
+    found = [path for path in ([wanted] if wanted else [ours, *others]) if shutil.which(path)]
     for path in found:
         if not places.is_system or not os.path.realpath(path).startswith(HIDDEN):
             return path
@@ -35,12 +33,6 @@ def find_python(places: Places, wanted: str) -> str:
         f"there is no Python 3.{LEAST_PYTHON[1]} or newer that the service could run.{hidden} "
         "On Debian or Ubuntu: apt install python3-venv. Or name another one with --python."
     )
-
-
-def _list_pythons() -> Iterator[str]:
-    for minor in range(NEWEST_PYTHON, LEAST_PYTHON[1] - 1, -1):
-        for folder in ("/usr/bin", "/usr/local/bin"):
-            yield f"{folder}/python3.{minor}"
 
 
 def _find_uv() -> Path | None:
@@ -83,26 +75,19 @@ class Environment:
         # Not with --clear if it is in use: a daemon may run from it.
         options = [*([] if self.is_in_use() else ["--clear"]), *(["--without-pip"] if uv else [])]
         run(python, "-m", "venv", *options, self.folder)
-        lock = _write(self.folder / "requirements.lock", self._source.lock)
+        lock = self.folder / "requirements.lock"
+        lock.write_bytes(self._source.lock.read_bytes())
         uv = uv or self._add_uv(lock)
         # What the user has set comes last, so it wins.
         environ = {"UV_CACHE_DIR": str(self._places.packages), "UV_LINK_MODE": "hardlink", **os.environ}
-        # Bytecode, as the service may not write it: otherwise each process compiles everything again.
-        add = partial(
-            watch,
-            *(
-                uv,
-                "pip",
-                "install",
-                "--python",
-                self.folder / "bin" / "python",
-                "--compile-bytecode",
-                *self._from,
-            ),
-            note=written_since(self.folder),
-            draws=True,
-            env=environ,
-        )
+        note = written_since(self.folder)
+        into = ("--python", self.folder / "bin" / "python")
+
+        def add(*what: str | Path) -> None:
+            # Bytecode, as the service may not write it: otherwise each process compiles everything again.
+            words = (uv, "pip", "install", *into, "--compile-bytecode", *self._from, *what)
+            watch(*words, note=note, draws=True, env=environ)
+
         add("--require-hashes", "--no-deps", "--requirements", lock)
         if self._places.own_packages.is_file():
             add("--requirements", self._places.own_packages)
@@ -124,17 +109,10 @@ class Environment:
             raise StepFailed("requirements.lock does not name uv")
         only = self.folder / "uv.lock"
         only.write_text(entry.group())
-        pip: tuple[str | Path, ...] = (
-            self.folder / "bin" / "python",
-            "-m",
-            "pip",
-            "--disable-pip-version-check",
-            "install",
-            "--quiet",
-            *self._from,
-        )
-        run(*pip, "--require-hashes", "--no-deps", "--requirement", only)
-        return self.folder / "bin" / "uv"
+        programs = self.folder / "bin"
+        pip = (programs / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
+        run(*pip, *self._from, "--require-hashes", "--no-deps", "--requirement", only)
+        return programs / "uv"
 
     def _own(self) -> str:
         file = self._places.own_packages
@@ -177,8 +155,3 @@ def remove_others(places: Places, *kept: Path | None) -> None:
     for folder in places.environments.iterdir():
         if folder.is_dir() and folder != places.packages and folder not in kept:
             shutil.rmtree(folder)
-
-
-def _write(file: Path, content: Traversable) -> Path:
-    file.write_bytes(content.read_bytes())
-    return file

@@ -13,11 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from daemon.installing import service
-from daemon.installing.commands import as_account, run
 from daemon.installing.environment import Environment, switch
 from daemon.installing.places import ACCOUNT, PORTS, Places, name_of
 from daemon.installing.source import CodeSource
-from daemon.installing.steps import Step, StepFailed
+from daemon.installing.steps import Step, StepFailed, as_account, run
 
 COMMAND = "/opt/visiond/bin/visiond"  # on the installed machine
 UNITS = ("visiond.service", "visiond@.service")
@@ -77,9 +76,7 @@ class Parts:
             [f"ln -sfn {folder} {self._places.program}"],
         )
         if booted:
-            yield Step(
-                "systemd reads the units again", lambda: False, lambda: run("systemctl", "daemon-reload")
-            )
+            yield service.RELOAD
         if booted and start:
             yield Step(
                 f"{unit} starts at boot",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.core.errors import WrongArgument
@@ -25,90 +24,42 @@ HELP = {
 }
 
 
-@dataclass(frozen=True)
 class Places:
     """root: / or a throwaway tree. name: of one of several daemons on the machine; "" for the only one, or the first."""
 
-    root: Path = Path("/")
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        if self.name and not NAME.fullmatch(self.name):
-            raise WrongArgument(f'"{self.name}" is not a name; use up to 32 of a-z, 0-9, - and _')
-        if self.name == "daemon":
+    def __init__(self, root: Path = Path("/"), name: str = "") -> None:
+        """Raises WrongArgument."""
+        if name and not NAME.fullmatch(name):
+            raise WrongArgument(f'"{name}" is not a name; use up to 32 of a-z, 0-9, - and _')
+        if name == "daemon":
             raise WrongArgument(
                 '"daemon" is the name of the first daemon\'s configuration; choose another name'
             )
+        self.root, self.name = root, name
+        self.is_system = root == Path("/")  # the machine itself, and not a throwaway tree
 
-    @property
-    def is_system(self) -> bool:
-        """Whether this is the machine itself, and not a throwaway tree."""
-        return self.root == Path("/")
+        # The program, which all daemons share
+        self.program = self.at("/opt/visiond")  # a link to the environment in use
+        self.environments = self.at("/opt/visiond-environments")
+        # uv's cache. Environments share its files by hard links, so another one takes little room.
+        self.packages = self.environments / "cache"
+        self.command = self.at("/usr/local/bin/visiond")
+        # Packages that the administrator wants in every environment, for example plug-ins.
+        self.own_packages = self.at("/etc/visiond/requirements.txt")
+        self.units = self.at("/etc/systemd/system")
+        self.accounts = self.at("/etc/sysusers.d/visiond.conf")
+
+        # One daemon
+        self.unit = f"visiond@{name}.service" if name else "visiond.service"
+        self.suffix = f"-{name}" if name else ""  # of the names of its folders
+        self.config = self.at(f"/etc/visiond/{name or 'daemon'}.toml")
+        self.images = self.at(f"/srv/visiond{self.suffix}")  # with inbox, results, failed, done and bins
+        self.state = self.at(f"/var/lib/visiond{self.suffix}")
+        self.cache = self.at(f"/var/cache/visiond{self.suffix}")
 
     def at(self, path: str) -> Path:
         """A path of the installed machine, in the tree."""
         return self.root / path.lstrip("/")
-
-    # The program, which all daemons share
-
-    @property
-    def program(self) -> Path:
-        """A link to the environment in use."""
-        return self.at("/opt/visiond")
-
-    @property
-    def environments(self) -> Path:
-        return self.at("/opt/visiond-environments")
-
-    @property
-    def packages(self) -> Path:
-        """uv's cache. Environments share its files by hard links, so another one takes little room."""
-        return self.environments / "cache"
-
-    @property
-    def command(self) -> Path:
-        return self.at("/usr/local/bin/visiond")
-
-    @property
-    def own_packages(self) -> Path:
-        """Packages that the administrator wants in every environment, for example plug-ins."""
-        return self.at("/etc/visiond/requirements.txt")
-
-    @property
-    def units(self) -> Path:
-        return self.at("/etc/systemd/system")
-
-    @property
-    def accounts(self) -> Path:
-        return self.at("/etc/sysusers.d/visiond.conf")
-
-    # One daemon
-
-    @property
-    def unit(self) -> str:
-        return f"visiond@{self.name}.service" if self.name else "visiond.service"
-
-    @property
-    def suffix(self) -> str:
-        """What the names of its folders end with."""
-        return f"-{self.name}" if self.name else ""
-
-    @property
-    def config(self) -> Path:
-        return self.at(f"/etc/visiond/{self.name or 'daemon'}.toml")
-
-    @property
-    def images(self) -> Path:
-        """The folder of inbox, results, failed, done and bins."""
-        return self.at(f"/srv/visiond{self.suffix}")
-
-    @property
-    def state(self) -> Path:
-        return self.at(f"/var/lib/visiond{self.suffix}")
-
-    @property
-    def cache(self) -> Path:
-        return self.at(f"/var/cache/visiond{self.suffix}")
 
 
 def name_of(unit: str) -> str:

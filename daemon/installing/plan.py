@@ -13,7 +13,6 @@ from pathlib import Path
 
 from daemon.core.hints import command
 from daemon.installing import service
-from daemon.installing.commands import run
 from daemon.installing.environment import Environment, in_use, remove_others
 from daemon.installing.parts import COMMAND, UNITS, Parts
 from daemon.installing.places import ACCOUNT, Places, find_names, name_of
@@ -64,8 +63,7 @@ def install(wish: Wish) -> None:
             again = wish.command("install", "--upgrade")
             raise StepFailed(f"another visiond is installed, {other}. To replace it: {again}")
         again = wish.command("install", *(["--upgrade"] if wish.upgrade else []))
-        units = [file for name in UNITS if (file := places.units / name).is_file()]
-        units_before = {file: file.read_bytes() for file in units}
+        units_before = {file: file.read_bytes() for name in UNITS if (file := places.units / name).is_file()}
         carry_out([*parts.first()], dry_run=wish.dry_run, again=again)
         if wish.dry_run:
             if other:
@@ -95,10 +93,7 @@ def uninstall(wish: Wish) -> None:
         files = [places.units / name for name in UNITS]
         files += [places.accounts, places.program, places.environments]
         steps += [_remove(path, f"{path} is removed") for path in [*_list_own_command(places), *files]]
-    if booted:
-        steps.append(
-            Step("systemd reads the units again", lambda: False, lambda: run("systemctl", "daemon-reload"))
-        )
+    steps += [service.RELOAD] if booted else []
     with _alone(wish):
         carry_out(steps, dry_run=wish.dry_run, again=wish.command("uninstall"))
     say(
@@ -161,18 +156,15 @@ def _list_own_command(places: Places) -> list[Path]:
 
 
 def _remove(path: Path, what: str) -> Step:
-    def remove() -> None:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    def is_tree() -> bool:
+        return path.is_dir() and not path.is_symlink()
 
     return Step(
         what,
         lambda: not os.path.lexists(path),
-        remove,
+        lambda: shutil.rmtree(path) if is_tree() else path.unlink(),
         [f"rm -rf {path}"],
-        is_slow=path.is_dir() and not path.is_symlink(),
+        is_slow=is_tree(),
     )
 
 
@@ -199,8 +191,8 @@ def _say_what_now(wish: Wish) -> None:
     removal = wish.command("uninstall")
     setup = f"visiond setup --config {places.config}"
     if not places.is_system:  # its groups are not this machine's, and its program is not on the PATH
-        setup = shlex.join([f"{places.program}/bin/visiond", *shlex.split(setup)[1:]])
-        joins, removal = "", shlex.join([f"{places.program}/bin/visiond", *shlex.split(removal)[1:]])
+        joins, program = "", f"{places.program}/bin/visiond"
+        setup, removal = (shlex.join([program, *shlex.split(words)[1:]]) for words in (setup, removal))
     if service.is_booted(places) and wish.start:
         then = f"systemctl status {places.unit}"
     elif places.is_system:

@@ -6,11 +6,12 @@ import os
 import subprocess
 from pathlib import Path
 
-from daemon.installing.commands import run, watch
 from daemon.installing.places import Places
+from daemon.installing.steps import Step, run, watch
 
 RUNNING = Path("/run/systemd/system")  # exists if systemd is process 1: sd_booted(3)
 POLL_SECONDS = 5.0
+RELOAD = Step("systemd reads the units again", lambda: False, lambda: run("systemctl", "daemon-reload"))
 
 
 def is_booted(places: Places) -> bool:

@@ -1,15 +1,21 @@
-"""Carries out steps one after another. Each can be repeated: what is there already is left as it is."""
+"""Carries out steps one after another. Each can be repeated: what is there already is left as it is. Runs the commands of
+the system that they need, and shows that it goes on."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from daemon.core.errors import VisiondError
 
+LINE_SECONDS = 10.0  # between two lines about a command that takes long
 QUICK_SECONDS = 0.5  # a step that takes longer shows how long
 
 
@@ -82,3 +88,60 @@ def _report(steps: Sequence[Step], failed: int, reason: str, again: str) -> str:
     if again:
         lines.append(f"Then `{again}` goes on from there.")
     return "\n".join(lines)
+
+
+def run(*command: str | Path, env: Mapping[str, str] | None = None) -> str:
+    """Run a command that takes no time; returns what it prints. Raises CalledProcessError, OSError."""
+    done = subprocess.run([*map(str, command)], check=True, capture_output=True, text=True, env=env, cwd="/")
+    return done.stdout.strip()
+
+
+def watch(
+    *command: str | Path,
+    note: Callable[[], str],
+    env: Mapping[str, str] | None = None,
+    every: float = LINE_SECONDS,
+    draws: bool = False,
+) -> None:
+    """Run a command that takes long, with a line with `note` now and then. draws: on a terminal the command shows its
+    progress itself. Raises CalledProcessError with the end of its output, OSError."""
+    words, started = [*map(str, command)], time.monotonic()
+    if draws and sys.stderr.isatty():
+        subprocess.run(words, check=True, env=env, cwd="/")
+        return
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            words, stdout=output, stderr=output, env=env, cwd="/", stdin=subprocess.DEVNULL
+        )
+        try:
+            while True:
+                try:
+                    status = process.wait(every)
+                    break
+                except subprocess.TimeoutExpired:
+                    say(f"          {time.monotonic() - started:.0f} s, {note()}")
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        output.seek(0)
+        if status:
+            raise subprocess.CalledProcessError(status, words, output.read())
+
+
+def written_since(folder: Path) -> Callable[[], str]:
+    """How much was written to the folder's disk from now on, and how fast, in words."""
+    before, started = shutil.disk_usage(folder).used, time.monotonic()
+
+    def describe() -> str:
+        written = max(0, shutil.disk_usage(folder).used - before)
+        return f"{written / 1e9:.1f} GB written, {written / 1e6 / (time.monotonic() - started):.0f} MB/s"
+
+    return describe
+
+
+def as_account(account: str, home: Path, *command: str | Path, variables: Mapping[str, str]) -> str:
+    """Run a command as another user; returns what it prints. variables: of its environment, besides those that every program
+    needs. Raises CalledProcessError, OSError."""
+    env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home), "LANG": "C.UTF-8", **variables}
+    return run("runuser", "-u", account, "--", *command, env=env)

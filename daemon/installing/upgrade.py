@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from daemon.installing import service
-from daemon.installing.commands import as_account, run
 from daemon.installing.environment import go_back, switch
 from daemon.installing.places import ACCOUNT, Places, name_of
-from daemon.installing.steps import StepFailed, say
+from daemon.installing.steps import StepFailed, as_account, run, say
 
 # Programs for an environment's Python: the schema of its ledgers, and the state folder of a configuration.
 SCHEMA = "from daemon.ledger.schema import newest; print(newest())"

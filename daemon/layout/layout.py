@@ -52,8 +52,7 @@ from daemon.workers.kernels import list_wants
 from daemon.workers.lane import Lane
 from daemon.workers.mps import MpsServer, is_installed
 from daemon.workers.pool import Pool
-from daemon.workers.room import Room
-from daemon.workers.seat import Seat
+from daemon.workers.seat import Room, Seat
 from daemon.workers.slab import Slab
 from stages.contract.base import StageSpec
 from stages.contract.binning import load_rule

@@ -46,8 +46,7 @@ def of_look(image: int, name: str, model: Named, reason: str, detail: str) -> in
 
 
 def holds(stored: int | None, compute: Callable[..., int], *fields: object) -> bool:
-    """Whether the stored checksum is that of these fields; true without one.
-    A flipped bit may have changed a field's type."""
+    """Whether the stored checksum is that of these fields; true without one. A flipped bit may have changed a field's type."""
     try:
         return stored is None or compute(*fields) == stored
     except (TypeError, AttributeError, ValueError, OverflowError):

@@ -40,8 +40,7 @@ def written_whole(
     force: replace an existing file, which may be the last good backup. begins: only if it is empty or begins with one of
     these, as what the command writes does: a mistyped name may be that of a photograph.
 
-    Raises NotWritable, and WrongArgument for the ledger's own
-    files: a daemon would continue to write to the replaced one.
+    Raises NotWritable, and WrongArgument for the ledger's own files: a daemon would continue to write to the replaced one.
     """
     file = file.resolve()
     check_free(file, ledger, force=force, begins=begins)
@@ -106,8 +105,7 @@ def sync_file(file: Path) -> None:
 
 
 def sync_folder(folder: Path | bytes) -> None:
-    """Flush a folder, so that a rename in it outlives a power failure; otherwise the old file may be back.
-    Raises OSError."""
+    """Flush a folder, so that a rename in it outlives a power failure; otherwise the old file may be back. Raises OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

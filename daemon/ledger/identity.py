@@ -29,8 +29,7 @@ MARGIN = 1_000_000  # numbers left out behind the last one noted, as more may ha
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """ledger: the id of the ledger that belongs here.
-    last_number: at least this many image numbers were given."""
+    """ledger: the id of the ledger that belongs here. last_number: at least this many image numbers were given."""
 
     ledger: str
     made_at: str = ""
@@ -68,11 +67,9 @@ def write(folder: Path, identity: Identity) -> None:
 
 
 def open_ledger(path: Path) -> tuple[sqlite3.Connection, str]:
-    """Open the state folder's ledger for writing; make it if there has never been one.
-    Also returns a remark for the log.
+    """Open the state folder's ledger for writing; make it if there has never been one. Also returns a remark for the log.
 
-    Raises LedgerDamaged, also when it is not the one that belongs here; LedgerUnusable, LedgerTooNew,
-    ConfigError.
+    Raises LedgerDamaged, also when it is not the one that belongs here; LedgerUnusable, LedgerTooNew, ConfigError.
     """
     try:
         known = expect(path)
@@ -102,16 +99,14 @@ def _settle(path: Path, connection: sqlite3.Connection, known: Identity | None) 
 
 
 def adopt(path: Path) -> None:
-    """Write the file again from the ledger that is there. Raises LedgerDamaged, LedgerUnusable, LedgerTooNew,
-    OSError."""
+    """Write the file again from the ledger that is there. Raises LedgerDamaged, LedgerUnusable, LedgerTooNew, OSError."""
     with trouble_named(path), contextlib.closing(connect(path)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         write(path.parent, identity_of(connection))
 
 
 def expect(path: Path) -> Identity | None:
-    """What is known of the ledger that belongs here. Raises
-    LedgerDamaged when there was one and it is lost or empty."""
+    """What is known of the ledger that belongs here. Raises LedgerDamaged when there was one and it is lost or empty."""
     known = read(path.parent)
     if known and is_blank(path):
         lost = "is empty" if path.exists() else "is lost"
@@ -144,8 +139,7 @@ def _ways(path: Path) -> str:
 
 
 def _go_on_behind(connection: sqlite3.Connection, known: Identity, present: Identity) -> str:
-    """Make sure that a ledger older than the last one used here gives no number twice.
-    Returns a remark for the log."""
+    """Make sure that a ledger older than the last one used here gives no number twice. Returns a remark for the log."""
     if present.last_number >= known.last_number:
         return ""
     following = known.last_number + MARGIN
@@ -156,6 +150,18 @@ def _go_on_behind(connection: sqlite3.Connection, known: Identity, present: Iden
         f"{following}. Files that are still in an inbox are processed again; `{command('verify')}` lists results that it does "
         "not know."
     )
+
+
+def follow(path: Path, connection: sqlite3.Connection) -> Identity:
+    """The identity of the new ledger. No number is given twice, even if the sidecars
+    of the last images were lost: the file `identity` may have an older number."""
+    last = identity_of(connection).last_number
+    with contextlib.suppress(LedgerDamaged):
+        known = read(path.parent)
+        last = max(last, known.last_number if known else 0)
+    if 0 < last <= MOST - 2 * MARGIN:
+        number_behind(connection, last + MARGIN)
+    return identity_of(connection)
 
 
 def number_behind(connection: sqlite3.Connection, last: int) -> None:

@@ -113,10 +113,7 @@ def _fate(row: sqlite3.Row) -> Fate:
 
 
 def is_wanted(
-    connection: sqlite3.Connection,
-    name: str,
-    inboxes: Collection[int],
-    only: Collection[int] | None = None,
+    connection: sqlite3.Connection, name: str, inboxes: Collection[int], only: Collection[int] | None = None
 ) -> bool:
     """Whether a published image of these inboxes waits for the look. only: images that count."""
     asked = (name, _json(inboxes), *([None] * 2 if only is None else [_json(only)] * 2))
@@ -125,17 +122,8 @@ def is_wanted(
 
 def _job_of(row: sqlite3.Row) -> Job:
     version = Version(row["inode"], row["size"], row["mtime_ns"], row["ctime_ns"])
-    return Job(
-        row["id"],
-        row["inbox"],
-        row["path"],
-        row["location"] or b"",
-        version,
-        row["look_attempts"],
-        row["seen_at"],
-        row["look_deaths"],
-        has_result=True,
-    )
+    origin = (row["id"], row["inbox"], row["path"], row["location"] or b"", version)
+    return Job(*origin, row["look_attempts"], row["seen_at"], row["look_deaths"], has_result=True)
 
 
 def recall(
@@ -150,17 +138,17 @@ def recall(
     has, and, with `reuse`, the look's own result if the model of this number has made it before. An image whose bytes are
     other ones now is left out: it is gone. read: images, and the digests of their files. Also returns the damaged rows,
     which were not used."""
-    rows = {row["id"]: row for row in run_rows(connection, "images", [(image,) for image, _ in read])}
+    rows = run_rows(connection, "images", [(image,) for image, _ in read])
+    made_by = {(row["id"], row["digest"]): row["models"] for row in rows}
     stored = read_stored(connection, {digest for _, digest in read}, models)
     contents = {}
     for image, digest in read:
-        row = rows.get(image)  # none: pruned meanwhile
-        if row is None or digest != row["digest"] or row["models"] is None:
+        if (used := made_by.get((image, digest))) is None:  # other bytes, or pruned meanwhile
             continue
-        known = stored.results.get(digest, {})
-        used = [model for model in msgspec.json.decode(row["models"]) if model in known]
-        stage = models[number].stage
-        outputs = {models[model].stage: known[model] for model in used if models[model].stage != stage}
+        known, stage = stored.results.get(digest, {}), models[number].stage
+        numbers = msgspec.json.decode(used)
+        outputs = {models[each].stage: known[each] for each in numbers if each in known}
+        outputs.pop(stage, None)
         if reuse and number in known:
             outputs[stage] = known[number]
         contents[image] = Content(digest, *stored.contents.get(digest, ("", 0, 0, 1)), outputs)
@@ -175,10 +163,9 @@ def end(
     number: int,
     damaged: Collection[Key],
 ) -> set[int]:
-    """Write how looks ended. Returns the images whose sidecars must be written again; they are marked as not
-    published. The look of an image that a newer version has replaced, or that waits for a new result, is not ended:
-    it will be dropped, or asked for again. number: of the look's model. damaged: rows of `result` that a new result
-    replaces."""
+    """Write how looks ended. Returns the images whose sidecars must be written again; they are marked as not published. The
+    look of an image that a newer version has replaced, or that waits for a new result, is not ended: it will be dropped, or
+    asked for again. number: of the look's model. damaged: rows of `result` that a new result replaces."""
     model = models[number]
     gone = [(e.job.id, name, e.job.path) for e in endings if e.status is JobStatus.GONE]
     connection.executemany(SQL["drop_gone_look"], gone)
@@ -186,13 +173,13 @@ def end(
     connection.executemany(SQL["postpone_look"], later)
     _store_answers(connection, endings, model, number, damaged)
     final = {e.job.id: e for e in endings if e.status in (JobStatus.DONE, JobStatus.FAILED)}
-    ended = []
+    ended: list[sqlite3.Row] = []
     for (image,) in run_rows(connection, "publishable", [(image,) for image in final]):
         ending = final[image]
         reason, detail = reason_of(ending.failure)
         checksum = checksums.of_look(image, name, model, reason or "", detail or "")
         row = (ending.attempts, number, reason, detail, checksum, image, name)
-        ended += [tuple(found) for found in connection.execute(SQL["end_look"], row).fetchall()]
+        ended += connection.execute(SQL["end_look"], row).fetchall()
     run_rows(connection, "publish_again", ended)
     return {image for (image,) in ended}
 

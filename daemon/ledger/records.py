@@ -6,7 +6,7 @@ import contextlib
 import os
 import sqlite3
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,8 +66,7 @@ class Reader:
         self._connections.close()
 
     def counts(self) -> dict[JobStatus, int]:
-        """Versions by state. FAILED counts only the newest version of each file,
-        as older ones need no attention."""
+        """Versions by state. FAILED counts only the newest version of each file, as older ones need no attention."""
         found = {JobStatus(status): count for status, count in self._rows("counts")}
         return {status: found.get(status, 0) for status in JobStatus} | {
             JobStatus.FAILED: len(self.failed_ids())
@@ -117,29 +116,24 @@ class Reader:
         )
 
     def _called(self, name: str) -> Iterator[list[sqlite3.Row]]:
-        """Rows by number, path, a link to it, path in an inbox, path that the daemon moved it to,
-        and the end of the path."""
+        """Rows by number, path, a link to it, path in an inbox, path that the daemon moved it to, and the end of the path."""
         if name.isdecimal() and len(name) < 19:
             yield self._rows("find_by_id", int(name))
-        given, inboxes = os.fsencode(name), self.inboxes().items()
+        given, inboxes = os.fsencode(name), self.inboxes()
         absolute = (os.path.abspath(given), os.path.realpath(given))
         for path in absolute:
-            yield [
-                row
-                for inbox, folder in inboxes
-                for row in self._rows("find_by_path", inbox, os.path.relpath(path, folder))
-            ]
-        yield [row for inbox, _ in inboxes for row in self._rows("find_by_path", inbox, given)]
-        roots = [(inbox, os.path.join(root, b"")) for inbox, root in inboxes]  # the whole URL of an object
-        yield [
-            row
-            for inbox, root in roots
-            if given.startswith(root)
-            for row in self._rows("find_by_path", inbox, given.removeprefix(root))
-        ]
+            yield self._in_inboxes({inbox: os.path.relpath(path, root) for inbox, root in inboxes.items()})
+        yield self._in_inboxes(dict.fromkeys(inboxes, given))
+        roots = {inbox: os.path.join(root, b"") for inbox, root in inboxes.items()}
+        # The whole URL of an object.
+        yield self._in_inboxes({n: given.removeprefix(r) for n, r in roots.items() if given.startswith(r)})
         for path in absolute:
             yield self._rows("find_by_location", path)
         yield self._rows("find_by_end", b"/" + given, b"/" + given)
+
+    def _in_inboxes(self, paths: Mapping[int, bytes]) -> list[sqlite3.Row]:
+        """paths: by inbox."""
+        return [row for inbox, path in paths.items() for row in self._rows("find_by_path", inbox, path)]
 
     def newest(self, status: JobStatus | None, limit: int) -> list[Record]:
         """Files whose newest version is in this state, or in any state with None; the newest first."""
@@ -150,8 +144,7 @@ class Reader:
         return [row["id"] for row in self._rows("failed")]
 
     def newest_done(self, *, with_results: bool) -> Iterator[Record]:
-        """Files whose newest version is DONE and published, oldest first. Without their results,
-        thousands are read at once."""
+        """Files whose newest version is DONE and published, oldest first. Without their results, thousands are read at once."""
         return self._walk("newest_done", 256 if with_results else 4096, with_results=with_results)
 
     def count_outdated(
@@ -232,8 +225,7 @@ class Reader:
         return self._walk("redone", chunk, tolerant=True, after=after)
 
     def set_aside(self, after: int = 0, chunk: int = 256) -> Iterator[Record]:
-        """Every image that FAILED, was moved, and has a newer version.
-        It is GONE if that version came before a retry."""
+        """Every image that FAILED, was moved, and has a newer version. It is GONE if that version came before a retry."""
         return self._walk("set_aside", chunk, after=after)
 
     def owed(self) -> Iterator[Record]:

@@ -1,7 +1,6 @@
 """Opens the ledger's file: checks that it is a ledger and whole, and that it has the tables of this program.
 
-Migrations go forward only: an older file is migrated when the daemon opens it,
-a newer one is refused and left untouched.
+Migrations go forward only: an older file is migrated when the daemon opens it, a newer one is refused and left untouched.
 """
 
 from __future__ import annotations
@@ -147,9 +146,8 @@ WITH_CHECKSUMS = 3  # the first schema with checksums and an id
 WITH_OUTBOX = 4  # the first schema with tables for sinks
 WITH_LOOKS = 5  # the first schema with second looks
 WITH_NUMBERS = 7  # the first schema that numbers publications
-WITH_LOST = (
-    8  # the first schema that knows which files a redo could not read; models are current since schema 6
-)
+# The first schema that knows which files a redo could not read; models are current since schema 6.
+WITH_LOST = 8
 WITH_ORDER = 10  # the first schema whose results are in the order in which they were made
 WITH_PROVENANCE = 14  # the first schema that knows what its models are
 ADDED = (  # columns that a table got later, and the first schema that has them
@@ -189,49 +187,49 @@ def add_views(path: Path, connection: sqlite3.Connection) -> bool:
 
 
 def connect(path: Path, id: str = "") -> sqlite3.Connection:
-    """Open a ledger for writing: create it if there is none, migrate it if it is older.
-    id: for a ledger that has none yet.
+    """Open a ledger for writing: create it if there is none, migrate it if it is older. id: for a ledger that has none yet.
 
     Raises LedgerDamaged, LedgerUnusable, LedgerTooNew, and ConfigError when the file is another program's.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        connection = sqlite3.connect(
-            path, isolation_level=None, check_same_thread=False, cached_statements=256
-        )
-    except sqlite3.OperationalError as error:
-        raise explain(path, error) from error
-    set_factories(connection)
-    try:
-        version = read_version(path, connection)
-        # Check before anything is written.
-        if version and (fault := find_fault(connection, current=version == newest())):
-            raise damaged(path, fault)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA cache_size = -65536")
-        connection.execute("PRAGMA wal_autocheckpoint = 4000")
-        if 0 < version < WITH_ORDER:
-            _prepare_to_rewrite(path, version, connection)
-        if 0 < version < newest():
-            connection.set_progress_handler(_step_in(Notifier()), STEPS)
-        if version < newest():
-            steps = "".join(MIGRATIONS[version - 1 :]) if version else SQL["schema"]
-            steps += f"UPDATE meta SET id = '{id}';" if id and version < WITH_CHECKSUMS else ""
-            connection.executescript(
-                f"BEGIN IMMEDIATE; {steps} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {newest()}; COMMIT; "
-                "PRAGMA wal_checkpoint(TRUNCATE);"
+        with contextlib.ExitStack() as undo:
+            connection = sqlite3.connect(
+                path, isolation_level=None, check_same_thread=False, cached_statements=256
             )
-        connection.set_progress_handler(None, 0)
+            undo.callback(connection.close)
+            set_factories(connection)
+            version = read_version(path, connection)
+            # Check before anything is written.
+            if version and (fault := find_fault(connection, current=version == newest())):
+                raise damaged(path, fault)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA cache_size = -65536")
+            connection.execute("PRAGMA wal_autocheckpoint = 4000")
+            if version < newest():
+                _migrate(path, connection, version, id)
+            undo.pop_all()
+            return connection
     except sqlite3.DatabaseError as error:
-        connection.close()
         if code_of(error) == sqlite3.SQLITE_INTERRUPT:  # by a signal's handler, in `_step_in`
             raise KeyboardInterrupt from error
         raise explain(path, error) from error
-    except (LedgerTooNew, LedgerDamaged, LedgerUnusable, ConfigError):
-        connection.close()
-        raise
-    return connection
+
+
+def _migrate(path: Path, connection: sqlite3.Connection, version: int, id: str) -> None:
+    """Give a ledger of this schema the tables of this program; version: 0: it has none. Raises LedgerUnusable."""
+    if 0 < version < WITH_ORDER:
+        _prepare_to_rewrite(path, version, connection)
+    if version:
+        connection.set_progress_handler(_step_in(Notifier()), STEPS)
+    steps = "".join(MIGRATIONS[version - 1 :]) if version else SQL["schema"]
+    steps += f"UPDATE meta SET id = '{id}';" if id and version < WITH_CHECKSUMS else ""
+    connection.executescript(
+        f"BEGIN IMMEDIATE; {steps} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {newest()}; COMMIT; "
+        "PRAGMA wal_checkpoint(TRUNCATE);"
+    )
+    connection.set_progress_handler(None, 0)
 
 
 def check_room(path: Path, version: int) -> None:
@@ -284,15 +282,13 @@ def keep_temporary_files(folder: Path) -> None:
 
 
 def set_factories(connection: sqlite3.Connection) -> None:
-    """Return rows with named columns. Read text also if a
-    flipped bit made it invalid: its checksum shows that."""
+    """Return rows with named columns. Read text also if a flipped bit made it invalid: its checksum shows that."""
     connection.row_factory = sqlite3.Row
     connection.text_factory = lambda data: data.decode(errors="replace")
 
 
 def read_version(path: Path, connection: sqlite3.Connection) -> int:
-    """The schema of a file; 0 if it has none yet. Raises ConfigError when the file is another program's,
-    LedgerTooNew."""
+    """The schema of a file; 0 if it has none yet. Raises ConfigError when the file is another program's, LedgerTooNew."""
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     owner = connection.execute("PRAGMA application_id").fetchone()[0]
     try:
@@ -350,8 +346,7 @@ def _find_altered_tables(path: Path) -> str:
 
 
 def explain(path: Path, error: Exception) -> VisiondError:
-    """Why a file cannot be used as a ledger: LedgerUnusable if its disk fails now, or did a moment ago;
-    else LedgerDamaged."""
+    """Why a file cannot be used as a ledger: LedgerUnusable if its disk fails now, or did a moment ago; else LedgerDamaged."""
     if code_of(error) in DISK:
         return unusable(path, error)
     if code_of(error) in DAMAGE:

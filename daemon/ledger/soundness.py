@@ -45,8 +45,7 @@ _NOT_READ = re.compile(
 
 
 def is_blank(path: Path) -> bool:
-    """Whether the ledger has no content: the file is missing or empty, or has no tables,
-    and there is no -wal to apply.
+    """Whether the ledger has no content: the file is missing or empty, or has no tables, and there is no -wal to apply.
 
     SQLite reads it, because this process may have the ledger open: closing a file releases all locks that the
     process has on it (fcntl(2)), except if SQLite closes it. Without them, another program that opens and closes the
@@ -81,7 +80,8 @@ def find_cut(path: Path) -> str:
         head = file.read(HEADER_BYTES)
     if len(head) < HEADER_BYTES or not head.startswith(MAGIC):
         return ""  # SQLite reports what is wrong with it
-    page_bytes, pages = _page_bytes(head), struct.unpack(">I", head[28:32])[0]
+    size, pages = struct.unpack_from(">H10xI", head, 16)
+    page_bytes = 65536 if size == 1 else size
     is_valid = head[24:28] == head[92:96]  # else an old SQLite wrote last, which did not keep the count
     length = path.stat().st_size
     if is_valid and length < page_bytes * pages:
@@ -89,14 +89,8 @@ def find_cut(path: Path) -> str:
     return ""
 
 
-def _page_bytes(head: bytes) -> int:
-    size: int = struct.unpack(">H", head[16:18])[0]
-    return 65536 if size == 1 else size
-
-
 def find_fault(connection: sqlite3.Connection, *, current: bool) -> str:
-    """What is wrong with an open ledger, in a few words; empty when nothing is found.
-    current: its schema is this program's.
+    """What is wrong with an open ledger, in a few words; empty when nothing is found. current: its schema is this program's.
 
     Raises sqlite3.DatabaseError.
     """

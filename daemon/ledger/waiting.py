@@ -30,6 +30,9 @@ class Wanted(NamedTuple):
     only: Collection[int] | None = None
     containers: bool = False
 
+    def takes(self, image: int) -> bool:
+        return image not in self.busy and (self.only is None or image in self.only)
+
 
 class WaitingImages:
     """Remembers how far it has read in each priority, so that a million images in work are not read again and again.
@@ -62,26 +65,18 @@ class WaitingImages:
         it; and the places, for `move`. Runs in the writing thread."""
         inboxes = msgspec.json.encode(sorted(wanted.inboxes)).decode()
         most = wanted.limit + len(wanted.busy) if wanted.only is None else -1  # others may come before them
-        least = LEAST_OF_CONTAINERS
-        due = connection.execute(
-            SQL["again"], (steady_seconds(), inboxes, least, wanted.containers, most)
-        ).fetchall()
-        rows = [
-            row
-            for row in due
-            if row["id"] not in wanted.busy and (wanted.only is None or row["id"] in wanted.only)
-        ][: wanted.limit]
+        asked = (steady_seconds(), inboxes, LEAST_OF_CONTAINERS, wanted.containers, most)
+        due = connection.execute(SQL["again"], asked).fetchall()
+        rows = [row for row in due if wanted.takes(row["id"])][: wanted.limit]
         places: dict[int, int] = {}
-        if wanted.only is not None:
-            return rows, places
-        for priority in sorted(self._places, reverse=True):
-            if (priority > least) != wanted.containers:
+        for priority in sorted(self._places, reverse=True) if wanted.only is None else ():
+            if (priority > LEAST_OF_CONTAINERS) != wanted.containers:
                 continue
             place = self._places[priority]
             while (room := wanted.limit - len(rows)) and (
                 found := connection.execute(SQL["fresh"], (priority, place, inboxes, room)).fetchall()
             ):
-                rows += [row for row in found if row["id"] not in wanted.busy]
+                rows += [row for row in found if wanted.takes(row["id"])]
                 places[priority] = place = found[-1]["id"]
         return rows, places
 

@@ -53,8 +53,7 @@ class Writer:
         self._thread.join()
 
     async def ask(self, work: Callable[[sqlite3.Connection], T] | Alone) -> T:
-        """The answer, once it is durable. Raises LedgerUnusable if the disk cannot store it;
-        then nothing was done."""
+        """The answer, once it is durable. Raises LedgerUnusable if the disk cannot store it; then nothing was done."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._requests.put((work, future))
         return await future
@@ -72,12 +71,13 @@ class Writer:
                     self._requests.put(following)
                     break
                 group.append(following)
-            started, changes = time.perf_counter(), self._connection.total_changes
+            works, changes = [work for work, _ in group], self._connection.total_changes
+            started = time.perf_counter()
             try:
-                answers: list[Any] = self._transact([work for work, _ in group])
+                answers = self._transact(works)
             except Exception:  # noqa: BLE001 - of SQLite, or a bug in a request
                 # One of them fails: each gets its own transaction, so that only that one fails.
-                answers = [self._attempt(work) for work, _ in group]
+                answers = list(map(self._attempt, works))
             if self._connection.total_changes > changes:
                 self._committed(time.perf_counter() - started)
             _answer(group, answers)

@@ -1,5 +1,4 @@
-"""Long reads of the ledger during the daemon's work, in a separate thread and connection.
-They can be stopped."""
+"""Long reads of the ledger during the daemon's work, in a separate thread and connection. They can be stopped."""
 
 from __future__ import annotations
 
@@ -8,8 +7,9 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from daemon.ledger.reading import Stop, stopping
 from daemon.ledger.schema import add_views, trouble_named
@@ -30,27 +30,18 @@ def opened_for_reading(path: Path, stop: Stop) -> Iterator[sqlite3.Connection]:
 async def run_in_background(function: Callable[..., T], *arguments: object) -> T:
     """Call `function(*arguments, stop)` in a separate thread. When this is cancelled, `stop`
     returns true from then on, and nothing waits for the thread, not even the end of the process."""
-    loop, stop = asyncio.get_running_loop(), threading.Event()
-    answer: asyncio.Future[Any] = loop.create_future()
-
-    def resolve(result: object, error: BaseException | None) -> None:
-        if not answer.done():
-            if error:
-                answer.set_exception(error)
-            else:
-                answer.set_result(result)
+    answer: Future[T] = Future()
+    answer.set_running_or_notify_cancel()
+    stop = threading.Event()
 
     def work() -> None:
-        result, raised = None, None
         try:
-            result = function(*arguments, stop.is_set)
+            answer.set_result(function(*arguments, stop.is_set))
         except BaseException as error:  # noqa: BLE001 - the caller gets it
-            raised = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing waits for the answer
-            loop.call_soon_threadsafe(resolve, result, raised)
+            answer.set_exception(error)
 
     threading.Thread(target=work, name="background", daemon=True).start()
     try:
-        return await answer  # type: ignore[no-any-return]
+        return await asyncio.wrap_future(answer)
     finally:
         stop.set()

@@ -24,8 +24,7 @@ from daemon.ledger.records import Reader, open_reader
 from daemon.ledger.schema import trouble_named
 from daemon.ledger.soundness import MOST
 from daemon.maintenance.damaged_rows import DamagedRows
-from daemon.maintenance.rebuild import SidecarState, folders_of, list_sidecars, stat_regular
-from daemon.maintenance.showing import Showing
+from daemon.maintenance.sidecars import Showing, SidecarState, folders_of, list_sidecars, stat_regular
 from daemon.results.destinations import Destination, open_destinations, write_sidecar
 
 MOST_PROVENANCE = 1 << 20  # bytes by which a sidecar may be longer than one that is written now
@@ -188,13 +187,9 @@ class _Numbered(msgspec.Struct):
 def _stands(reader: Reader, destinations: Mapping[bytes, Destination], file: bytes) -> bool:
     """Whether it is the last result of an image that waits to be processed again."""
     record = _read_number(reader, file)
-    if (
-        record
-        and record.status is not JobStatus.DONE
-        and (destination := destinations.get(record.inbox_path))
-    ):
-        return file in sidecar_paths(destination.results, record.path)
-    return False
+    if record is None or record.status is JobStatus.DONE or record.inbox_path not in destinations:
+        return False
+    return file in sidecar_paths(destinations[record.inbox_path].results, record.path)
 
 
 def _is_known(reader: Reader, destinations: Mapping[bytes, Destination], file: bytes) -> bool:

@@ -15,9 +15,10 @@ from daemon.core.jobs import JobStatus
 from daemon.ledger import checksums, identity, looks
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
-from daemon.ledger.rows import content_row, find_damaged, keep_contents, look_rows, result_row
+from daemon.ledger.rows import content_row, find_damaged, look_rows
 from daemon.ledger.statements import SQL, run_rows
-from daemon.maintenance.rebuild import SidecarState, read_sidecar
+from daemon.maintenance.rebuild import keep_answers
+from daemon.maintenance.sidecars import SidecarState, read_sidecar
 from daemon.results.destinations import Destination
 
 
@@ -31,14 +32,14 @@ class DamagedRows:
         self._named: set[tuple[bytes, int | None]] = set()  # rows of these that may be damaged
 
     def check(self, destination: Destination | None, record: Record, *, fix: bool) -> SidecarState:
-        """Check an image whose rows are damaged. fix: copy its sidecar into the ledger if the sidecar is
-        correct; if not, let the next start process the image again. destination: None for an inbox that is
-        not configured."""
+        """Check an image whose rows are damaged. fix: copy its sidecar into the ledger if the sidecar is correct; if not, let
+        the next start process the image again. destination: None for an inbox that is not configured."""
         self._note(record.id, record.digest)
         found = self._find_true_sidecar(destination, record) if destination else None
         if found is None:
             if fix:
-                self._annotate_again(record)
+                with self._writing() as connection:
+                    connection.execute(SQL["annotate_again"], {"id": record.id})
             then = "the next `run` processes it again" if fix else "after `repair` it is processed again"
             what = "no sidecar has an undamaged copy" if destination else "its inbox is not configured"
             detail = f"{record.damage}: damaged in the ledger, and {what}; {then}"
@@ -70,10 +71,9 @@ class DamagedRows:
             with self._writing() as connection:
                 # Once more: this may have migrated the ledger, which gives the rows other ids.
                 left = list(find_damaged(connection, reader.models, lambda: True))
-                contents = [(number,) for number, key in left if key.model is None]
-                connection.executemany(SQL["forget_content_row"], contents)
-                results = [(number,) for number, key in left if key.model is not None]
-                connection.executemany(SQL["drop_result_row"], results)
+                for number, key in left:
+                    statement = "forget_content_row" if key.model is None else "drop_result_row"
+                    connection.execute(SQL[statement], (number,))
 
     def check_replaced(self, *, fix: bool) -> Iterator[SidecarState]:
         """Check damaged versions whose sidecar is now that of a newer version: no file has their data.
@@ -100,11 +100,10 @@ class DamagedRows:
         self._named |= {(digest, model) for model in (None, *self.reader.models)}
 
     def _find_true_sidecar(self, destination: Destination, record: Record) -> tuple[bytes, Record] | None:
-        folder = destination.results if record.status is JobStatus.DONE else destination.failed
         numbered = destination.numbered_reason_paths(record) if record.status is JobStatus.FAILED else ()
         for file in (*destination.paths_of(record), *numbered):
             with contextlib.suppress(ValueError, KeyError, OverflowError, msgspec.DecodeError):
-                sidecar = read_sidecar(file, folder, record.inbox, destination)
+                sidecar = read_sidecar(file, record.inbox, destination)
                 if self._is_true(sidecar, record):
                     return file, sidecar
         return None
@@ -115,60 +114,45 @@ class DamagedRows:
         if (sidecar.id, sidecar.path, sidecar.status) != (record.id, record.path, record.status):
             return False
         with self.reader.lend() as connection:
-            return self._agrees(connection, sidecar, record)
+            return all(self._compare(connection, sidecar, record))
 
-    def _agrees(self, connection: sqlite3.Connection, sidecar: Record, record: Record) -> bool:
+    def _compare(self, connection: sqlite3.Connection, sidecar: Record, record: Record) -> Iterator[bool]:
         (row,) = connection.execute(SQL["find_by_id"], (record.id,)).fetchall()
         checksum = sidecar.checksum
-        whole = checksums.holds(row["checksum"], lambda: checksum) or checksum == record.checksum
+        yield checksums.holds(row["checksum"], lambda: checksum) or checksum == record.checksum
         for content in run_rows(connection, "contents", [(sidecar.digest,)] if sidecar.width else []):
             *values, own = content_row(sidecar)
-            whole &= content["checksum"] == own or list(content)[:-1] == values
-        stored = {
-            result["model"]: result
-            for result in run_rows(connection, "results", [(sidecar.digest,)] if sidecar.models else [])
-        }
-        whole &= looks.read_ended(connection, [record.id]).get(record.id, {}).keys() == sidecar.looks.keys()
+            yield content["checksum"] == own or list(content)[:-1] == values
+        yield looks.read_ended(connection, [record.id]).get(record.id, {}).keys() == sidecar.looks.keys()
+        stored = {row["model"]: row for row in run_rows(connection, "results", [(sidecar.digest,)])}
         for model, output in sidecar.answers():
             number = self._numbers.get((model.stage, model.fingerprint))
-            if number is None:
-                return False
+            yield number is not None  # this ledger knows the model
             if result := stored.get(number):
-                true = result_row(sidecar.digest, number, model, output)
-                whole &= result["checksum"] == true[-1] or result["payload"] == output.payload
-        return whole
+                own = checksums.of_result(sidecar.digest, model, output)
+                yield result["checksum"] == own or result["payload"] == output.payload
 
     def _write(self, sidecar: Record, record: Record) -> None:
         """Replace the damaged rows in the ledger by the sidecar's data."""
-        by_model = {
-            model: self._numbers[model.stage, model.fingerprint]
-            for model in [*sidecar.models, *(look.model for look in sidecar.looks.values())]
-        }
+        by_model = {model: self._numbers[model.stage, model.fingerprint] for model in sidecar.all_models()}
         attempts = sidecar.attempts if sidecar.status is JobStatus.FAILED else record.attempts
         with self._writing() as connection:
             if sidecar.width:
                 connection.execute(SQL["forget_content"], (sidecar.digest,))
-                keep_contents(connection, [content_row(sidecar)])
-            for model, output in sidecar.answers():
+            for model, _ in sidecar.answers():
                 connection.execute(SQL["drop_result"], (sidecar.digest, by_model[model]))
-                run_rows(
-                    connection, "keep_result", [result_row(sidecar.digest, by_model[model], model, output)]
-                )
             for name in sidecar.looks:
                 connection.execute(SQL["drop_look"], (sidecar.id, name))
+            keep_answers(connection, [sidecar], by_model)
             run_rows(connection, "restore_look", look_rows(sidecar, by_model))
             numbers = msgspec.json.encode([by_model[model] for model in sidecar.models]).decode()
             models = numbers if sidecar.status is JobStatus.DONE else None
-            ending = (sidecar.bin, sidecar.criteria, sidecar.reason, sidecar.detail)
-            result = [value or None for value in ending]
+            known = (sidecar.digest, sidecar.bin, sidecar.criteria, sidecar.reason, sidecar.detail)
+            digest, *result = (value or None for value in known)
             checksum = replace(sidecar, attempts=attempts).checksum
             times = (sidecar.seen_at, sidecar.finished_at)
-            row = (sidecar.digest or None, models, *result, attempts, *times, checksum, sidecar.id)
+            row = (digest, models, *result, attempts, *times, checksum, sidecar.id)
             connection.execute(SQL["right"], row)
-
-    def _annotate_again(self, record: Record) -> None:
-        with self._writing() as connection:
-            connection.execute(SQL["annotate_again"], {"id": record.id})
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:

@@ -1,5 +1,5 @@
-"""Finds rows of the ledger that are no longer needed, and results of bytes that no version has;
-removes them in small steps.
+"""Finds rows of the ledger that are no longer needed, and results of bytes that no version has; removes them in small steps.
+And gives the free pages of the ledger's file back to the disk.
 
 ledger.sql says under `is_spare` which rows these are. They are found over a separate connection, while the
 daemon works, and checked again in the transaction that removes them.
@@ -8,7 +8,9 @@ daemon works, and checked again in the transaction that removes them.
 from __future__ import annotations
 
 import itertools
+import shutil
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,10 +18,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from daemon.core.errors import NotWritable
 from daemon.core.jobs import JobStatus
 from daemon.ledger.ledger import Ledger
-from daemon.ledger.reading import Stop
+from daemon.ledger.reading import Stop, stopping
 from daemon.ledger.statements import SQL, run_rows
+from daemon.ledger.writer import Alone
 from daemon.maintenance.background import opened_for_reading, run_in_background
 
 T = TypeVar("T")
@@ -29,6 +33,9 @@ PORTION = 100_000  # of them in memory
 RESULTS, CONTENTS = "results", "contents"
 ROWS_SHARE = 0.5  # of the time: the other half is for bytes that no version has
 CONTENT_BYTES = 100  # of a row of `content`, about
+# Shrink only if this much of the ledger's file is free.
+FREE_SHARE, LEAST_FREE_BYTES = 0.25, 16 << 20
+CHECKPOINT_MILLISECONDS, BUSY_MILLISECONDS = 100, 5000
 
 
 class Amount(msgspec.Struct):
@@ -97,11 +104,9 @@ async def prune(
     forget: Callable[[JobStatus], None] = lambda status: None,
     step: Step = lambda removed, share: None,
 ) -> Amounts:
-    """Remove them, a few at a time, so that other requests to the ledger come in between. May be cancelled at
-    any time.
+    """Remove them, a few at a time, so that other requests to the ledger come in between. May be cancelled at any time.
 
-    forget: called for each removed row. step: called after each few.
-    Raises LedgerDamaged, LedgerUnusable.
+    forget: called for each removed row. step: called after each few. Raises LedgerDamaged, LedgerUnusable.
     """
     removed: Amounts = {kind: Amount() for kind in KINDS}
     last = await ledger.run(lambda connection: connection.execute(SQL["last_id"]).fetchone()[0])
@@ -170,3 +175,39 @@ def _chunks(rows: Iterable[T]) -> Iterator[list[T]]:
     rows = iter(rows)
     while chunk := list(itertools.islice(rows, CHUNK)):
         yield chunk
+
+
+async def shrink(ledger: Ledger, is_disturbed: Stop) -> str:
+    """Write the file again without its free pages, if that is worth it; returns what was done, in a few words. is_disturbed:
+    whether others need the ledger's thread. Raises Stopped, NotWritable, LedgerUnusable."""
+    folder = ledger.path.parent
+    free, pages, page_bytes = await ledger.run(_measure)
+    if free * page_bytes < LEAST_FREE_BYTES or free < FREE_SHARE * pages:
+        return f"not needed: only {free * page_bytes >> 20} of {pages * page_bytes >> 20} MiB are free"
+    # Room for a copy beside the ledger, and for the copy back through its -wal.
+    wanted = 2 * (pages - free) * page_bytes
+    if shutil.disk_usage(folder).free < wanted:
+        raise NotWritable(f"{folder} has no room for a copy of the ledger; {wanted >> 20} MiB are needed.")
+    left = threading.Event()
+    try:
+        await ledger.run(Alone(partial(_vacuum, stop=lambda: left.is_set() or is_disturbed())))
+    finally:
+        left.set()
+    return f"{free * page_bytes >> 20} MiB given back to the disk"
+
+
+def _measure(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    """The ledger's free pages, all its pages, and the bytes of one."""
+    names = ("freelist_count", "page_count", "page_size")
+    free, pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+    return free, pages, size
+
+
+def _vacuum(connection: sqlite3.Connection, stop: Stop) -> None:
+    """Write the ledger's file again without its free pages. It may be stopped while the copy is made;
+    the copy back, at the disk's speed, may not."""
+    with stopping(connection, stop):
+        connection.execute("VACUUM")
+    connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_MILLISECONDS}")  # do not wait for readers
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")

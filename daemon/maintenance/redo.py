@@ -74,7 +74,7 @@ def choose_stale(
     judge = judge_of(config, reader.inboxes())
     records = track(reader.newest_done(with_results=True))
     refused: Counter[str] = Counter()
-    stale = (record for record in records if _is_stale(record, wanted, judge, reader, refused))
+    stale = (r for r in records if r.damage or _is_stale(r, wanted, judge, reader, refused))
     choice = choose(stale, config)
     return replace(choice, left=choice.left + refused, settings_digest=digest_settings(config, specs))
 
@@ -93,7 +93,7 @@ def _is_stale(
     """refused: gets why an image cannot be judged."""
     fingerprints = wanted.stages
     used = {model.stage: model.fingerprint for model in record.models}
-    if record.damage or not used.items() <= fingerprints.items():
+    if not used.items() <= fingerprints.items():
         return True
     attempt = attempt_of(record)
     # a stage would run that did not run then

@@ -1,10 +1,9 @@
 """Scheduled tasks that keep the ledger in good order over the years: a full check, backups and their uploads, forgetting
 skipped files that are gone, pruning, shrinking the file.
 
-A task starts in the configured quiet hours when no image is in flight, one at a time. None delays incoming
-images: check and backup read over separate connections, forgetting and pruning take small steps, and shrinking the
-file stops when images or a command (redo, retry, prune) come.
-A task that fails is logged, counted and tried again an hour later; work goes on.
+A task starts in the configured quiet hours when no image is in flight, one at a time. None delays incoming images: check and
+backup read over separate connections, forgetting and pruning take small steps, and shrinking the file stops when images or a
+command (redo, retry, prune) come. A task that fails is logged, counted and tried again an hour later; work goes on.
 """
 
 from __future__ import annotations
@@ -25,12 +24,10 @@ from daemon.core.jobs import JobStatus
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.reading import Stopped
 from daemon.maintenance.background import run_in_background
-from daemon.maintenance.backups import back_up_into
+from daemon.maintenance.backups import back_up_into, upload_backups
 from daemon.maintenance.comparing import check_ledger, check_some
 from daemon.maintenance.forgetting import Folders, are_scanned, forget_skipped
-from daemon.maintenance.pruning import Amounts, prune
-from daemon.maintenance.shrinking import shrink
-from daemon.maintenance.uploading import upload_backups
+from daemon.maintenance.pruning import Amounts, prune, shrink
 from daemon.monitoring.diary import read_diary, write_diary
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import TASKS, Chore
@@ -98,8 +95,8 @@ class Upkeep:
 
     def configure(self, config: Config) -> None:
         """Use these settings from now on. A task that is running goes on."""
-        self._config, upkeep = config, config.upkeep
-        self._settings = upkeep
+        self._config, self._settings = config, config.upkeep
+        upkeep = config.upkeep
         if os.fsencode(upkeep.backup_folder) != self._backups.path:
             self._backups = KnownFolder(os.fsencode(upkeep.backup_folder))
         backup_days = upkeep.backup_days if upkeep.backup_folder else 0.0
@@ -111,7 +108,11 @@ class Upkeep:
     def chores(self) -> list[Chore]:
         """Each task that is on, or that ran before."""
         on = [task for task in TASKS if self._interval_seconds[task] or task in self._chores]
-        return [self._chores.get(task, Chore(task=task)) for task in on]
+        return [self._chore(task) for task in on]
+
+    def _chore(self, task: str) -> Chore:
+        """How it went the last time, if it ran before."""
+        return self._chores.get(task, Chore(task=task))
 
     def failures(self) -> list[str]:
         return [chore.failure for chore in self.chores() if chore.failure]
@@ -138,7 +139,7 @@ class Upkeep:
 
     def _is_due(self, task: str, now: float) -> bool:
         """A time in the future comes from a wrong clock: the wait is never longer than the interval."""
-        interval, chore = self._interval_seconds[task], self._chores.get(task, Chore(task=task))
+        interval, chore = self._interval_seconds[task], self._chore(task)
         if not interval or (task == "forget" and not are_scanned(self._folders)):
             return False
         if chore.outcome != "done" and chore.tried_at is not None:
@@ -148,7 +149,7 @@ class Upkeep:
     async def perform(self, task: str) -> None:
         """Run one task; if it fails, log that and go on."""
         started, began = self._clock(), time.monotonic()
-        last = self._chores.get(task, Chore(task=task))
+        last = self._chore(task)
         try:
             outcome, detail = "done", await self._work[task]()
         except Stopped:
@@ -208,14 +209,13 @@ class Upkeep:
         )
 
     async def _vacuum(self) -> str:
-        return await shrink(self._ledger, self._is_disturbed)
-
-    def _is_disturbed(self) -> bool:
-        return self._leaving or self._ledger.awaited > 0 or self.pruning.running
+        return await shrink(
+            self._ledger, lambda: self._leaving or self._ledger.awaited > 0 or self.pruning.running
+        )
 
     async def forget_at_end(self) -> None:
         """Let `run --once` forget skipped files, unless the last time took long and is not long ago."""
-        last = self._chores.get("forget", Chore(task="forget"))
+        last = self._chore("forget")
         since = self._clock() - (last.tried_at or 0.0)
         rests = last.seconds > QUICK_SECONDS and 0 <= since < REST * last.seconds
         is_on = bool(self._interval_seconds["forget"] and self._counts.of(JobStatus.SKIPPED))
@@ -252,8 +252,7 @@ class Upkeep:
 
 
 def is_quiet(hours: str, now: float) -> bool:
-    """Whether it is within "HH:MM-HH:MM", local time; the end may be on the next day.
-    Always true if that is empty."""
+    """Whether it is within "HH:MM-HH:MM", local time; the end may be on the next day. Always true if that is empty."""
     if not hours:
         return True
     moment, (begin, end) = time.strftime("%H:%M", time.localtime(now)), hours.split("-")

@@ -1,5 +1,4 @@
-"""Compares ledger and sidecars, and restores each from the other. No model runs. While a daemon works, they are
-only compared.
+"""Compares ledger and sidecars, and restores each from the other. No model runs. While a daemon works, they are only compared.
 
 Sidecars are made from the ledger, so one that is missing or edited is written again. Each
 has all data of its result, so a ledger that is lost or damaged is made again from them.
@@ -31,15 +30,13 @@ from daemon.ledger.records import Reader, open_reader
 from daemon.ledger.schema import trouble_named
 from daemon.ledger.soundness import is_blank
 from daemon.maintenance.comparing import compare, lasting
-from daemon.maintenance.rebuild import SidecarState, folders_of, list_sidecars, rebuild
-from daemon.maintenance.showing import Nobody, Showing
+from daemon.maintenance.rebuild import rebuild
+from daemon.maintenance.sidecars import Showing, SidecarState, folders_of, list_sidecars
 from daemon.results.destinations import Destination
 from daemon.results.folder_locks import lock_outputs
 
-NOBODY = Nobody()
 
-
-def verify(config: Config, showing: Showing = NOBODY) -> Iterator[SidecarState]:
+def verify(config: Config, showing: Showing) -> Iterator[SidecarState]:
     """Compare every sidecar and reason of failure with the ledger.
 
     Raises NothingFound without a ledger, LedgerDamaged; ConfigError if inboxes have other names than before.
@@ -59,7 +56,7 @@ def verify(config: Config, showing: Showing = NOBODY) -> Iterator[SidecarState]:
         yield from findings if is_alone else lasting(reader, config, findings)
 
 
-def would_repair(config: Config, showing: Showing = NOBODY) -> Iterator[SidecarState]:
+def would_repair(config: Config, showing: Showing) -> Iterator[SidecarState]:
     """What `repair` would find, by which nothing is changed; "restored": it would be in a new ledger.
 
     Raises as `verify`; NothingFound when there is neither; IdentityDamaged, of which only a repair sees how much is sound.
@@ -74,7 +71,7 @@ def would_repair(config: Config, showing: Showing = NOBODY) -> Iterator[SidecarS
         yield from (SidecarState("restored", file) for file in list_sidecars(*folders))
 
 
-def repair(config: Config, showing: Showing = NOBODY) -> Iterator[SidecarState]:
+def repair(config: Config, showing: Showing) -> Iterator[SidecarState]:
     """As `verify`, but write missing and edited sidecars again, and a new ledger if it is lost or damaged.
 
     Raises AlreadyRunning, LedgerUnusable, NotWritable, NothingFound when there is neither.

@@ -10,11 +10,9 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from daemon.config.loading import Config
-from daemon.config.pipeline import SegmentTable
-from daemon.config.second_look import SecondLook
 from daemon.config.values import GROUP, NUMBERED, UUID, members_of
 from daemon.core.errors import ConfigError
 from daemon.core.hints import command
@@ -31,40 +29,47 @@ def select_devices(config: Config, gpus: Sequence[Gpu], *, by_memory: bool = Tru
 
     by_memory: whether to leave out GPUs with too little free memory. Raises ConfigError.
     """
-    section, problems = config.pipeline, list[str]()
+    chosen = _find_devices(config, gpus)
+    short = {gpu.device: gpu for gpu in list_short(config, gpus)} if by_memory else {}
+    if not short:
+        return chosen
+    devices = chosen.pipeline.devices or [gpu.device for gpu in gpus]
+    left = [device for device in devices if device not in short]
+    if not left:
+        raise ConfigError([_describe_none_left(config, [*short.values()])])
+    return chosen.model_copy(update={"pipeline": chosen.pipeline.model_copy(update={"devices": left})})
 
-    def looked_up(table: SegmentTable | SecondLook, key: str) -> SegmentTable | SecondLook:
-        return table.model_copy(update={"devices": _look_up(table.devices, gpus, key, problems)})
 
-    devices = _look_up(section.devices, gpus, "pipeline.devices", problems)
-    tables = [looked_up(each, f"pipeline.segment[{n}].devices") for n, each in enumerate(section.segment)]
-    looks = [looked_up(look, f"second_look {look.name}: devices") for look in config.second_look]
-    if not problems:
-        problems += _list_shared(table.devices for table in tables)
-    short = list_short(config, gpus) if by_memory and not problems else []
-    if short:
-        names = {gpu.device for gpu in short}
-        devices = [device for device in devices or [gpu.device for gpu in gpus] if device not in names]
-        if not devices:
-            problems.append(_describe_none_left(config, short))
-    if problems:
+def _find_devices(config: Config, gpus: Sequence[Gpu]) -> Config:
+    """As `select_devices`, whatever memory is free."""
+    problems: list[str] = []
+    chosen = _replace_devices(config, lambda names, key: _look_up(names, gpus, key, problems))
+    if problems := problems or _list_shared(table.devices for table in chosen.pipeline.segment):
         raise ConfigError(problems)
-    changes = {"devices": devices, "segment": tables, "min_free_gpu_bytes": 0}
-    return config.model_copy(update={"pipeline": section.model_copy(update=changes), "second_look": looks})
+    return chosen
 
 
 def assume_gpus(config: Config) -> Config:
     """For GPUs that this machine does not have: each entry except those on the CPU means the first of them."""
+    return _replace_devices(
+        config, lambda names, _: [name if name.startswith("cpu") else "cuda:0" for name in names]
+    )
+
+
+def _replace_devices(config: Config, look_up: Callable[[list[str], str], list[str]]) -> Config:
+    """The configuration with other devices everywhere, and no further condition. look_up: gets a list of devices, and its
+    key for messages."""
     section = config.pipeline
-
-    def assume(names: Sequence[str]) -> list[str]:
-        return [name if name.startswith("cpu") else "cuda:0" for name in names]
-
+    devices = look_up(section.devices, "pipeline.devices")
     tables = [
-        table.model_copy(update={"devices": assume(table.devices)}) for table in config.pipeline.segment
+        table.model_copy(update={"devices": look_up(table.devices, f"pipeline.segment[{n}].devices")})
+        for n, table in enumerate(section.segment)
     ]
-    changes = {"devices": assume(section.devices), "segment": tables, "min_free_gpu_bytes": 0}
-    looks = [look.model_copy(update={"devices": assume(look.devices)}) for look in config.second_look]
+    looks = [
+        look.model_copy(update={"devices": look_up(look.devices, f"second_look {look.name}: devices")})
+        for look in config.second_look
+    ]
+    changes = {"devices": devices, "segment": tables, "min_free_gpu_bytes": 0}
     return config.model_copy(update={"pipeline": section.model_copy(update=changes), "second_look": looks})
 
 
@@ -74,7 +79,7 @@ def list_short(config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:
     section = config.pipeline
     if not section.min_free_gpu_bytes or section.segment:
         return []
-    chosen = select_devices(config, gpus, by_memory=False).pipeline.devices
+    chosen = _find_devices(config, gpus).pipeline.devices
     return [
         gpu
         for gpu in gpus
@@ -112,20 +117,17 @@ def _look_up(names: Sequence[str], gpus: Sequence[Gpu], key: str, problems: list
 
 def _look_up_group(name: str, gpus: Sequence[Gpu], key: str, problems: list[str]) -> str:
     """The group with the devices that its members mean. What is wrong is added to the problems."""
-    members, found = members_of(name), list[str]()
+    members, found, known = members_of(name), list[str](), {gpu.device: gpu for gpu in gpus}
     for member in members:
         if member.startswith("cpu"):  # a pretended device
             found.append(member)
             continue
-        matches = [gpu for gpu in gpus if gpu.device == member] or _match(member, gpus)
+        matches = [known[member]] if member in known else _match(member, gpus)
         if problem := _explain(member, matches, gpus) or _explain_member(member, matches):
             problems.append(f"{key}: {problem}")
         found += [gpu.device for gpu in matches]
-    if len(found) == len(members) and (twice := [device for device in found if found.count(device) > 1]):
-        problems.append(
-            f'{key}: the group "{name}" has {twice[0]} twice; a group needs different devices, for example '
-            f'"{_exemplify(twice[0])}".'
-        )
+    if len(found) == len(members) and (problem := _explain_twice(name, found)):
+        problems.append(f"{key}: {problem}")
     return GROUP.join(found)
 
 
@@ -140,9 +142,14 @@ def _explain_member(name: str, matches: Sequence[Gpu]) -> str:
     return ""
 
 
-def _exemplify(device: str) -> str:
-    """A group for an error message."""
-    return "cpu:0+cpu:1" if device.startswith("cpu") else "cuda:0+cuda:1"
+def _explain_twice(group: str, devices: Sequence[str]) -> str:
+    """What is wrong with a group that has a device twice; empty if none is."""
+    twice = next((device for device in devices if devices.count(device) > 1), "")
+    example = "cpu:0+cpu:1" if twice.startswith("cpu") else "cuda:0+cuda:1"
+    problem = (
+        f'the group "{group}" has {twice} twice; a group needs different devices, for example "{example}".'
+    )
+    return problem if twice else ""
 
 
 def _list_shared(places: Iterable[Sequence[str]]) -> list[str]:
@@ -156,12 +163,17 @@ def _list_shared(places: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _match(name: str, gpus: Sequence[Gpu]) -> list[Gpu]:
-    """The GPUs with this UUID, or the start of it; or with this in their name, whole words first, so that A10
-    does not mean an A100 beside it. The number or UUID of a divided GPU means its MIG devices."""
+    """The GPUs with this UUID, or the start of it, or with this in their name. The number or UUID of a divided GPU means its
+    MIG devices."""
     if number := re.fullmatch(NUMBERED, name):
         return [gpu for gpu in gpus if gpu.part is not None and gpu.index == int(number[1]) and not number[2]]
     if re.fullmatch(UUID, name):
         return [gpu for gpu in gpus if gpu.uuid.lower().startswith(name.lower())]
+    return _match_name(name, gpus)
+
+
+def _match_name(name: str, gpus: Sequence[Gpu]) -> list[Gpu]:
+    """Those with this in their name, whole words first, so that A10 does not mean an A100 beside it."""
     words = rf"(?<![a-z0-9]){re.escape(name.lower())}(?![a-z0-9])"
     whole = [gpu for gpu in gpus if re.search(words, gpu.name.lower())]
     return whole or [gpu for gpu in gpus if name.lower() in gpu.name.lower()]
@@ -207,16 +219,20 @@ def list_useless_groups(config: Config, specs: Sequence[StageSpec]) -> Iterator[
     for number, table in enumerate(config.pipeline.segment):
         group = next((device for device in table.devices if GROUP in device), None)
         if group and not spreading & set(table.stages):
-            able = [
-                f"{stage} ({', '.join(name for name, backend in find_stage(stage).backends.items() if backend.can_spread)})"
-                for stage in ORDER
-                if any(backend.can_spread for backend in find_stage(stage).backends.values())
-            ]
             yield (
                 f'pipeline.segment[{number}].devices: "{group}" is a group, but no model of this segment '
                 f"({', '.join(table.stages)}) can be spread over several devices; stages with backends that can: "
-                f"{', '.join(able)}. Write each device by itself: {json.dumps(members_of(group))}."
+                f"{', '.join(_list_spreading())}. Write each device by itself: {json.dumps(members_of(group))}."
             )
+
+
+def _list_spreading() -> list[str]:
+    """The stages with backends that can be spread, each with these."""
+    able = {
+        stage: [name for name, backend in find_stage(stage).backends.items() if backend.can_spread]
+        for stage in ORDER
+    }
+    return [f"{stage} ({', '.join(backends)})" for stage, backends in able.items() if backends]
 
 
 def address_device(device: str, gpus: list[Gpu], cpu_threads: int) -> tuple[str, dict[str, str]]:

@@ -1,5 +1,4 @@
-"""Where the stages run. A placement is a list of segments;
-a segment is a run of stages and the devices that hold it.
+"""Where the stages run. A placement is a list of segments; a segment is a run of stages and the devices that hold it.
 
 "Replicated" is one segment on n devices; "pipelined" is several segments, each with its own devices.
 The rest of the code does not know which of them it is.
@@ -154,20 +153,15 @@ def plan(
         )
         return Placement(segments, "set by the [[pipeline.segment]] tables", costs=costs)
     devices = config.pipeline.devices or [gpu.device for gpu in gpus] or ["cpu"]
-    used = [gpu for gpu in gpus if gpu.device in devices]
-    mode, why = _choose(config.pipeline.placement, devices, used, need)
-    whole = mode == "replicated"
+    mode, why = _choose(config.pipeline.placement, devices, gpus, need)
     runs: tuple[Segment, ...] = (Segment(stages, tuple(devices)),)
-    if not whole:  # auto spreads only for want of memory
+    if mode == "pipelined":  # auto spreads only for want of memory
         runs = _spread(stages, devices, costs, scarce=config.pipeline.placement == "auto")
-    bounds = [_find_bounds(run, len(devices), used, weights, host, batches) for run in runs]
+    bounds = [_find_bounds(run, len(devices), gpus, weights, host, batches) for run in runs]
     counts = [_count_workers(each, config.pipeline) for each in bounds]
-    return Placement(
-        tuple(map(_staff, runs, counts)),
-        f"{why}; workers: {_describe(counts[0], config.pipeline)}" if whole else why,
-        "" if config.pipeline.workers_per_device else _limit(bounds),
-        {} if whole else costs,
-    )
+    if mode == "replicated":
+        why += f"; workers: {_describe(counts[0], config.pipeline)}"
+    return Placement(tuple(map(_staff, runs, counts)), why, _limit(bounds, config.pipeline), costs)
 
 
 def _describe(counts: Mapping[str, int], section: PipelineSection) -> str:
@@ -234,18 +228,17 @@ def _share_of(number: int, segment: Segment) -> float:
     return 1 / segment.devices.count(segment.devices[number])
 
 
-def _choose(mode: str, devices: Sequence[str], used: Sequence[Gpu], need: int) -> tuple[str, str]:
-    """used: the GPUs among the devices."""
+def _choose(mode: str, devices: Sequence[str], gpus: Sequence[Gpu], need: int) -> tuple[str, str]:
+    """ "replicated" or "pipelined", and why."""
     if mode != "auto":
         return mode, f'placement = "{mode}"'
+    used = [gpu for gpu in gpus if gpu.device in devices]
     small = [gpu.name for gpu in used if gpu.free_bytes < need]
-    if small and len(devices) > 1:
-        return "pipelined", f"all stages need {need >> 20} MiB, more than is free on {', '.join(small)}"
     if small:
-        return (
-            "replicated",
-            f"all stages need {need >> 20} MiB, more than is free on {small[0]}, but it is the only device",
-        )
+        why = f"all stages need {need >> 20} MiB, more than is free on {', '.join(small)}"
+        if len(devices) > 1:
+            return "pipelined", why
+        return "replicated", f"{why}, but it is the only device"
     if not used:
         return "replicated", "no GPU is used; the CPU holds all stages"
     return "replicated", f"every {'GPU' if 'cpu' in devices else 'device'} has memory for all stages"
@@ -265,14 +258,9 @@ class _Bounds(NamedTuple):
 
 
 def _find_bounds(
-    run: Segment,
-    sharing: int,
-    used: Sequence[Gpu],
-    weights: Mapping[str, int],
-    host: Host,
-    batches: Batches,
+    run: Segment, sharing: int, gpus: Sequence[Gpu], weights: Mapping[str, int], host: Host, batches: Batches
 ) -> dict[str, _Bounds]:
-    """Those of each device of a run. sharing: how many devices share the host; used: the GPUs among these."""
+    """Those of each device of a run. sharing: how many devices share the host."""
     need = sum(weights[stage] for stage in run.stages) + working_bytes(batches)
     share = {
         f"each worker needs {WORKER_BYTES >> 30} GiB of the host's memory": host.free_bytes
@@ -283,13 +271,15 @@ def _find_bounds(
     memory = f"each worker needs {need >> 20:,} MiB of GPU memory"
     on_cpu = _Bounds({"one worker's models use all cores of the CPU": 1}, {})
     on_gpus = {
-        gpu.device: _Bounds({most: GPU_WORKERS, memory: gpu.free_bytes // need}, share) for gpu in used
+        gpu.device: _Bounds({most: GPU_WORKERS, memory: gpu.free_bytes // need}, share) for gpu in gpus
     }
     return {device: on_gpus.get(device, on_cpu) for device in run.devices}
 
 
-def _limit(bounds: Sequence[Mapping[str, _Bounds]]) -> str:
-    """What allows the fewest workers, on the device with the fewest."""
+def _limit(bounds: Sequence[Mapping[str, _Bounds]], section: PipelineSection) -> str:
+    """What allows the fewest workers, on the device with the fewest; empty if their number is set."""
+    if section.workers_per_device:
+        return ""
     least = min((each for run in bounds for each in run.values()), key=_Bounds.workers).all()
     return min(least, key=least.__getitem__)
 
@@ -300,8 +290,8 @@ def _count_workers(bounds: Mapping[str, _Bounds], section: PipelineSection) -> d
         return dict.fromkeys(bounds, section.workers_per_device)
     counts = {device: each.workers() for device, each in bounds.items()}
     gpus = [device for device, each in bounds.items() if each.share]
-    if section.spread == "round-robin" and gpus:
-        counts |= dict.fromkeys(gpus, min(counts[device] for device in gpus))
+    if section.spread == "round-robin":
+        counts |= dict.fromkeys(gpus, min((counts[device] for device in gpus), default=0))
     if section.spread == "fill-first":
         left = sum(counts[device] for device in gpus)
         for device in gpus:

@@ -65,6 +65,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     limited_by: str = ""
     failure: str = ""
 
+    def count_fitting(self, gpus: Sequence[Gpu]) -> int:
+        """How many of its workers on each GPU have memory now."""
+        room = [int(gpu.free_bytes / (SAFETY * self.gpu_bytes)) for gpu in gpus if self.gpu_bytes]
+        return min([self.settings.workers, *room])
+
     def seconds_for(self, images: int) -> float:
         """How long this number of images takes, from the start of the process."""
         return self.start_seconds + images / self.images_per_second
@@ -124,8 +129,7 @@ def choose_best(trials: Iterable[Trial]) -> Trial | None:
 
 
 def read_profile(folder: Path, *, finished: bool = True) -> Profile | None:
-    """The profile in a state folder, or that of an interrupted search; None if there is none that this
-    version can read."""
+    """The profile in a state folder, or that of an interrupted search; None if there is none that this version can read."""
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         return msgspec.json.decode(read_file(folder / _name(finished)), type=Profile)
     return None
@@ -157,21 +161,19 @@ def apply(config: Config, profile: Profile, gpus: Sequence[Gpu]) -> tuple[Config
     gpus: those that are used.
     """
     section, best = config.pipeline, profile.best
-    if (
-        not best
-        or section.segment
-        or section.prefer == "latency"
-        or section.placement not in ("auto", best.settings.placement)
-    ):
+    if best is None:
         return None
     tuned = best.settings
     set_batches = {name: getattr(config.stages, name).batch_size for name in tuned.batches}
     are_workers_set = _sets_workers(section, gpus)
-    if section.placement != "auto" and are_workers_set and all(set_batches.values()):
-        return None
-    room = [int(gpu.free_bytes / (SAFETY * best.gpu_bytes)) for gpu in gpus if best.gpu_bytes]
-    fitting = min([tuned.workers, *room])
-    if fitting < 1:
+    leaves_nothing = (
+        section.segment,
+        section.prefer == "latency",
+        section.placement not in ("auto", tuned.placement),
+        section.placement != "auto" and are_workers_set and all(set_batches.values()),
+    )
+    fitting = best.count_fitting(gpus)
+    if any(leaves_nothing) or fitting < 1:
         return None
     settings = TunedSettings(
         tuned.placement,

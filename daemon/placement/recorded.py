@@ -74,5 +74,7 @@ def read_gpus(text: str) -> list[Gpu]:
 def find_rates(gpus: list[Gpu]) -> list[RecordedRate]:
     """Rates of as many cards of this kind, or else of one of them."""
     cards = {card for gpu in gpus for card in CARDS if re.search(rf"\b{card}\b", gpu.name)}
-    of_kind = [rate for rate in RATES if cards == {rate.card}]
-    return [r for r in of_kind if r.gpus == len(gpus)] or [r for r in of_kind if r.gpus == 1]
+    for number in (len(gpus), 1):
+        if found := [rate for rate in RATES if cards == {rate.card} and rate.gpus == number]:
+            return found
+    return []

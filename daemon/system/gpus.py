@@ -1,5 +1,4 @@
-"""The GPUs, as NVIDIA's management library (NVML) describes them. It opens no CUDA context,
-so the daemon may always use it."""
+"""The GPUs, as NVIDIA's management library (NVML) describes them. It opens no CUDA context, so the daemon may always use it."""
 
 from __future__ import annotations
 

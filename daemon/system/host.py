@@ -27,8 +27,7 @@ class Host:
 
 
 def measure_free(available: int, root: Path, group: str) -> int:
-    """Bytes: the minimum of the available memory and what
-    the cgroups (version 2) of this process still allow.
+    """Bytes: the minimum of the available memory and what the cgroups (version 2) of this process still allow.
 
     Only anonymous memory counts as used: the kernel drops cached files when memory is needed.
     """
@@ -48,16 +47,10 @@ def measure_held() -> int:
 
 
 def _allowed(folder: Path) -> list[int]:
+    """Bytes that each limit of a cgroup still allows."""
     try:
         statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return [limit - int(statistics["anon"]) for limit in _limits(folder)]
-    except (OSError, ValueError, KeyError):
-        return []
-
-
-def _limits(folder: Path) -> list[int]:
-    try:
         limits = [(folder / name).read_text().strip() for name in ("memory.max", "memory.high")]
-        return [int(limit) for limit in limits if limit != "max"]
-    except (OSError, ValueError):  # the root has no limits, and version 1 has other files
+        return [int(limit) - int(statistics["anon"]) for limit in limits if limit != "max"]
+    except (OSError, ValueError, KeyError):  # the root has no limits, and version 1 has other files
         return []

@@ -192,8 +192,7 @@ def _is_file(stream: TextIO) -> bool:
 
 
 def _writer_to(stream: TextIO) -> Write:
-    """Write to the stream's descriptor if it has one. Its buffer has a lock,
-    and the end of the process would wait for that."""
+    """Write to the stream's descriptor if it has one. Its buffer has a lock, and the end of the process would wait for that."""
     try:
         stream.flush()
         return partial(_write_to, stream.fileno())
@@ -217,8 +216,7 @@ def _write_to(fd: int, data: bytes) -> None:
 
 
 def _give_up() -> None:
-    """Nobody reads standard error: redirect it, so that a
-    last traceback does not block the end of the process."""
+    """Nobody reads standard error: redirect it, so that a last traceback does not block the end of the process."""
     with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stderr.fileno())

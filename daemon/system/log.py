@@ -35,8 +35,7 @@ _as_json = False  # whether the log is set up and has only JSON objects
 
 
 def is_json() -> bool:
-    """Whether every line on standard error must be a JSON object now.
-    Then everything that is printed goes through the log."""
+    """Whether every line on standard error must be a JSON object now. Then everything that is printed goes through the log."""
     return _as_json
 
 
@@ -51,8 +50,7 @@ def print_line(text: str) -> None:
 
 
 def set_up(level: str = "info", format: str = "auto", stream: TextIO | None = None) -> None:
-    """Configure structlog for the process. format: "console", "json", or "auto" by the stream,
-    which is standard error."""
+    """Configure structlog for the process. format: "console", "json", or "auto" by the stream, which is standard error."""
     import structlog  # slow to import, and most commands only need `escape`
 
     global _as_json
@@ -77,8 +75,7 @@ def set_up(level: str = "info", format: str = "auto", stream: TextIO | None = No
 
 
 def _escape(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> dict[str, Any]:
-    """Control characters, surrogates and direction overrides become visible escapes;
-    a traceback keeps its lines."""
+    """Control characters, surrogates and direction overrides become visible escapes; a traceback keeps its lines."""
     escaped = {key: escape(value) if isinstance(value, str) else value for key, value in event.items()}
     if "exception" in event:
         escaped["exception"] = "\n".join(map(escape, event["exception"].split("\n")))
@@ -107,8 +104,7 @@ def _keep(_logger: Any, method: str, event: MutableMapping[str, Any]) -> Mutable
 
 
 def escape(text: str) -> str:
-    """The text on one line, with everything unprintable escaped.
-    Used wherever a name or OCR text goes to a terminal."""
+    """The text on one line, with everything unprintable escaped. Used wherever a name or OCR text goes to a terminal."""
     if text.isprintable():
         return text
     return "".join(

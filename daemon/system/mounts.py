@@ -84,17 +84,18 @@ def describe_in_the_way(folder: Path) -> str:
 
 def describe_obstacle(error: OSError, source: bytes, target: bytes) -> str:
     """Why a file cannot go from the source to the target, and the fix where it is known."""
-    if why := describe_in_the_way(Path(os.fsdecode(os.path.dirname(target)))):
+    folder = os.fsdecode(os.path.dirname(target))
+    if why := describe_in_the_way(Path(folder)):
         return why
     if os.path.isdir(target) and not os.path.islink(target):
         return f"{os.fsdecode(target)} is a folder; remove it"
     if error.errno in (errno.EINVAL, errno.EILSEQ):  # as exFAT and SMB a colon
-        return f"the disk of {os.fsdecode(os.path.dirname(target))} refuses its name; rename the file"
-    folders = map(os.path.dirname, (source, target)) if error.errno == errno.EACCES else ()
-    closed = (os.fsdecode(f) for f in folders if os.path.isdir(f) and not os.access(f, os.W_OK | os.X_OK))
-    return next(
-        (f"{folder} is not writable for this user" for folder in closed), error.strerror or str(error)
-    )
+        return f"the disk of {folder} refuses its name; rename the file"
+    if error.errno == errno.EACCES:
+        for each in (os.fsdecode(os.path.dirname(source)), folder):
+            if os.path.isdir(each) and not os.access(each, os.W_OK | os.X_OK):
+                return f"{each} is not writable for this user"
+    return error.strerror or str(error)
 
 
 class Mount(NamedTuple):

@@ -1,5 +1,4 @@
-"""Repeats a call until it succeeds: a full or failing disk, or a lack of descriptors,
-pauses the daemon and loses nothing."""
+"""Repeats a call until it succeeds: a full or failing disk, or a lack of descriptors, pauses the daemon and loses nothing."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class Retry:
     async def __call__(
         self, what: str, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Call `function` until it succeeds; returns its result. what: what it reads or writes,
-        for the message.
+        """Call `function` until it succeeds; returns its result. what: what it reads or writes, for the message.
 
         Raises Hurried if it fails and there is no time to wait.
         """

@@ -40,8 +40,7 @@ def cause_of(error: OSError) -> str:
 
 
 def find_scarcity() -> int | None:
-    """The error number if there are too few descriptors now. SQLite reports that it cannot open a file,
-    but not why."""
+    """The error number if there are too few descriptors now. SQLite reports that it cannot open a file, but not why."""
     try:
         os.close(os.open("/", os.O_PATH | os.O_CLOEXEC))
     except OSError as error:

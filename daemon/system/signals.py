@@ -4,9 +4,8 @@
 SIGHUP from a terminal means that it was closed: the daemon stops. A daemon without a terminal, as systemd starts it,
 takes SIGHUP as a reload, and remembers one that comes too early. The others stop it.
 
-Before there is work in flight they end the process at once. While `listening` they are passed to the service.
-After that they change nothing, as the shutdown has begun. A signal that was ignored at the start stays
-ignored (nohup and SIGHUP).
+Before there is work in flight they end the process at once. While `listening` they are passed to the service. After that they
+change nothing, as the shutdown has begun. A signal that was ignored at the start stays ignored (nohup and SIGHUP).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -113,12 +112,8 @@ def interruptible(*stops: signal.Signals) -> Iterator[Callable[[], None]]:
         if has_come:
             raise KeyboardInterrupt
 
-    before = {stop: signal.signal(stop, interrupt) for stop in stops if stop in _obeyed()}
-    try:
+    with _handled(interrupt, stops):
         yield check
-    finally:
-        for stop, handler in before.items():
-            signal.signal(stop, handler)
 
 
 @contextlib.contextmanager
@@ -131,13 +126,23 @@ def noting_stop() -> Iterator[list[signal.Signals]]:
         noted.append(signal.Signals(number))
         restore()
 
+    with _handled(note, ORDERS) as restore:
+        yield noted
+
+
+@contextlib.contextmanager
+def _handled(
+    handle: Callable[[int, FrameType | None], None], stops: Collection[signal.Signals]
+) -> Iterator[Callable[[], None]]:
+    """Within the context these signals, unless they are ignored, are handled in this way. Yields what ends that sooner."""
+
     def restore() -> None:
         for stop, handler in before.items():
             signal.signal(stop, handler)
 
-    before = {stop: signal.signal(stop, note) for stop in _obeyed()}
+    before = {stop: signal.signal(stop, handle) for stop in stops if stop in _obeyed()}
     try:
-        yield noted
+        yield restore
     finally:
         restore()
 

@@ -41,17 +41,14 @@ def catch() -> None:
     logging.basicConfig(handlers=[_Handler()], level=logging.WARNING, force=True)
     logging.captureWarnings(True)
 
+    def report(error: Any, message: str, **about: str) -> None:
+        log.error(message, **about, exc_info=(error.exc_type, error.exc_value, error.exc_traceback))
+
     def report_thread(error: threading.ExceptHookArgs) -> None:
-        exc_info: Any = (error.exc_type, error.exc_value, error.exc_traceback)
-        log.error(
-            "a thread raised an error", thread=error.thread.name if error.thread else "", exc_info=exc_info
-        )
+        report(error, "a thread raised an error", thread=error.thread.name if error.thread else "")
 
     def report_unraisable(error: sys.UnraisableHookArgs) -> None:
-        exc_info: Any = (error.exc_type, error.exc_value, error.exc_traceback)
-        log.error(
-            error.err_msg or "an error could not be raised", object=repr(error.object), exc_info=exc_info
-        )
+        report(error, error.err_msg or "an error could not be raised", object=repr(error.object))
 
     threading.excepthook = report_thread
     sys.unraisablehook = report_unraisable

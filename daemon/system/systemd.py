@@ -1,5 +1,4 @@
-"""Notifies systemd: one datagram to the socket in NOTIFY_SOCKET (sd_notify(3)). Without systemd,
-does nothing."""
+"""Notifies systemd: one datagram to the socket in NOTIFY_SOCKET (sd_notify(3)). Without systemd, does nothing."""
 
 from __future__ import annotations
 

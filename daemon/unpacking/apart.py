@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
@@ -16,9 +15,20 @@ import msgspec
 
 from daemon.core.hints import quantity
 from daemon.core.jobs import Failure
-from daemon.unpacking.child import NUMBER, Torn, read_frames
 from daemon.unpacking.folder import Contents, TooMuch
 from daemon.unpacking.members import Rules
+from daemon.unpacking.messages import (
+    AllRead,
+    Declared,
+    FolderEntry,
+    Link,
+    MemberBegun,
+    MemberEnded,
+    Piece,
+    Torn,
+    Twin,
+    read_messages,
+)
 from stages.contract.base import Limits, Reason, advise
 from stages.contract.processes import describe_end, environment, python
 from stages.images.decoder import START_SECONDS, WALL_PER_CPU_SECOND, allow_cpu_seconds
@@ -112,7 +122,7 @@ def _fill(contents: Contents, fd: int, kind: str, rules: Rules, limits: Limits, 
         children.add(process)
         try:
             ours.settimeout(START_SECONDS + limits.decode_seconds * WALL_PER_CPU_SECOND)
-            return _write_frames(contents, ours, process.pid, limits, children)
+            return _write_messages(contents, ours, process.pid, limits, children)
         except TimeoutError as error:  # without SIGXCPU: it had not enough of the processor
             raise Interrupted(_explain_slow(limits)) from error
         except (Torn, ConnectionError) as error:
@@ -130,63 +140,32 @@ def _fill(contents: Contents, fd: int, kind: str, rules: Rules, limits: Limits, 
             contents.finish_open()
 
 
-def _write_frames(
+def _write_messages(
     contents: Contents, channel: socket.socket, pid: int, limits: Limits, children: Children
 ) -> str:
     allow_cpu_seconds(pid, START_SECONDS + limits.decode_seconds)
-    for letter, content in read_frames(channel):
+    for message in read_messages(channel):
         allow_cpu_seconds(pid, inf)  # while this process writes, which a slow disk may make long
         children.progressed_at = time.monotonic()
-        if letter == b"P":
-            return _text_of(content)
-        if note := FRAMES.get(letter):
-            note(contents, content)
+        match message:
+            case Declared(files, size):
+                contents.expect(files, size)
+            case MemberBegun(name, size):
+                contents.begin(name, size)
+            case Piece(data):
+                contents.write(data)
+            case MemberEnded(problem):
+                contents.finish(problem)
+            case Link():
+                contents.pass_over()
+            case FolderEntry():
+                contents.pass_folder()
+            case Twin(name, first):
+                contents.repeat(name, first)
+            case AllRead(problem):
+                return problem
         allow_cpu_seconds(pid, limits.decode_seconds)
     return ""
-
-
-def _number(content: bytes) -> int:
-    """Raises Torn."""
-    if len(content) != NUMBER.size:
-        raise Torn
-    number: int = NUMBER.unpack(content)[0]
-    return number
-
-
-def _text_of(content: bytes) -> str:
-    return content.decode(errors="replace") or "it cannot be read"
-
-
-def _split(content: bytes) -> tuple[int, bytes]:
-    """A number, and what follows it. Raises Torn."""
-    return _number(content[: NUMBER.size]), content[NUMBER.size :]
-
-
-def _expect(contents: Contents, content: bytes) -> None:
-    members, size = _split(content)
-    contents.expect(members, _number(size))
-
-
-def _begin(contents: Contents, content: bytes) -> None:
-    size, name = _split(content)
-    contents.begin(name, size)
-
-
-def _repeat(contents: Contents, content: bytes) -> None:
-    length, names = _split(content)
-    contents.repeat(names[:length], names[length:])
-
-
-FRAMES: dict[bytes, Callable[[Contents, bytes], object]] = {  # by their letter
-    b"N": _expect,
-    b"M": _begin,
-    b"D": Contents.write,
-    b"E": lambda contents, _: contents.finish(),
-    b"X": lambda contents, content: contents.finish(_text_of(content)),
-    b"L": lambda contents, _: contents.pass_over(),
-    b"O": lambda contents, _: contents.pass_folder(),
-    b"H": _repeat,
-}
 
 
 def _explain_slow(limits: Limits) -> str:

@@ -4,77 +4,40 @@ Libraries for archives, documents and videos crash, hang and use too much memory
 So they run in the same kind of process as the disposable decoders: it can open no file, and has limits of memory and
 of CPU time for each step. It only sends what it finds; the parent (folder.py) gives names and writes.
 
-It sends frames: a letter, the length as four bytes, and the content.
-
-    N  how many members and bytes to expect     L  a link or device, which is left out
-    O  a folder, which is only counted          H  a hard link; the length of its name, it, and the name of the file
-    M  a member begins; its size and name       D  some of its bytes
-    E  it is complete                           X  it cannot be read; why
-    B  nothing new, but it goes on
-    F  the file has no more members             P  the rest cannot be read; why
+What it sends: messages.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
-import struct
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import msgspec
 
+from daemon.core.messages import frame
 from daemon.unpacking import members
-from daemon.unpacking.members import (
-    PIECE,
-    WALKERS,
+from daemon.unpacking.members import WALKERS, Item, Member, Rules, UnbufferedReader
+from daemon.unpacking.messages import (
+    AllRead,
     Declared,
     FolderEntry,
-    Item,
     Link,
-    Member,
-    Rules,
+    MemberBegun,
+    MemberEnded,
+    Message,
+    Piece,
+    StillAtWork,
     Twin,
-    UnbufferedReader,
 )
 from stages.contract.base import Limits, advise
 from stages.images.decoder import DETAIL_CHARACTERS, confine, seal
 
-HEAD = struct.Struct("!cI")
-NUMBER = struct.Struct("!Q")
-MOST = NUMBER.unpack(b"\xff" * NUMBER.size)[0]
+MOST = 2**64 - 1  # that a message can state
 LONGEST_NAME = 1 << 16  # bytes of a member's name that are sent
-LETTERS = b"NLOHMDEXBFP"
 BEAT_SECONDS, BEATS = 1.0, 4  # at least so many in decode_seconds
-
-
-class Frame(NamedTuple):
-    letter: bytes
-    content: bytes
-
-
-class Torn(Exception):
-    """The child ended in the middle, or what it sends makes no sense."""
-
-
-def read_frames(channel: socket.socket) -> Iterator[Frame]:
-    """Up to F or P. Raises Torn, TimeoutError."""
-    with channel.makefile("rb") as stream:
-        while True:
-            head = stream.read(HEAD.size)
-            if len(head) < HEAD.size:
-                raise Torn
-            letter, length = HEAD.unpack(head)
-            if letter not in LETTERS or length > PIECE:  # hostile bytes may have taken over the child
-                raise Torn
-            content = stream.read(length)
-            if len(content) < length:
-                raise Torn
-            yield Frame(letter, content)
-            if letter in b"FP":
-                return
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -89,10 +52,11 @@ def main(arguments: Sequence[str]) -> None:
 
 
 class Sending:
-    """Sends the members of one container. The parent gives it time for each frame."""
+    """Sends the members of one container. The parent gives it time for each message."""
 
     def __init__(self, channel: socket.socket, kind: str, limits: Limits) -> None:
         self._channel, self._kind, self._limits = channel, kind, limits
+        self._beat_seconds = min(BEAT_SECONDS, limits.decode_seconds / BEATS)
         self._sent_at = 0.0
 
     def send_all(self, items: Iterator[Item]) -> None:
@@ -100,55 +64,55 @@ class Sending:
             try:
                 for item in items:
                     self._send_item(item)
-                self._send(b"F")
+                self._send(AllRead())
             except (BrokenPipeError, ConnectionResetError):
                 raise
             except Exception as error:  # noqa: BLE001 - libraries raise anything on bad bytes
-                self._send(b"P", self._explain(error, self._kind))
+                self._send(AllRead(self._explain(error, self._kind)))
 
     def _send_item(self, item: Item) -> None:
         match item:
             case Declared(files, size):
-                self._send(b"N", NUMBER.pack(min(files, MOST)) + NUMBER.pack(min(size, MOST)))
+                self._send(Declared(_state(files), _state(size)))
             case Member():
                 self._send_member(item)
-            case Link():
-                self._send(b"L")
-            case FolderEntry():
-                self._send(b"O")
             case Twin(name, first):
-                name = name[:LONGEST_NAME]
-                self._send(b"H", NUMBER.pack(len(name)) + name + first[:LONGEST_NAME])
+                self._send(Twin(name[:LONGEST_NAME], first[:LONGEST_NAME]))
+            case Link() | FolderEntry():
+                self._send(item)
             case None if time.monotonic() > self._sent_at + self._beat_seconds:
-                self._send(b"B")
+                self._send(StillAtWork())
 
     def _send_member(self, member: Member) -> None:
-        self._send(b"M", NUMBER.pack(min(member.size, MOST)) + member.name[:LONGEST_NAME])
+        self._send(MemberBegun(member.name[:LONGEST_NAME], _state(member.size)))
         while True:
             try:
                 piece = next(member.pieces, None)
             except Exception as error:  # noqa: BLE001 - as above
-                return self._send(b"X", self._explain(error))
+                return self._send(MemberEnded(self._explain(error)))
             if piece is None:
-                return self._send(b"E")
-            self._send(b"D", piece)
+                return self._send(MemberEnded())
+            self._send(Piece(piece))
 
-    def _send(self, letter: bytes, content: bytes = b"") -> None:
-        self._channel.sendall(HEAD.pack(letter, len(content)) + content)
+    def _send(self, message: Message) -> None:
+        self._channel.sendall(frame(message))
         self._sent_at = time.monotonic()
 
-    @property
-    def _beat_seconds(self) -> float:
-        return min(BEAT_SECONDS, self._limits.decode_seconds / BEATS)
-
-    def _explain(self, error: Exception, kind: str = "") -> bytes:
+    def _explain(self, error: Exception, kind: str = "") -> str:
         if isinstance(error, MemoryError):
             most = self._limits.decode_bytes >> 20
             more = f'decode_bytes = "{2 * most} MiB"'
             what = f"it needs more than the {most} MiB of decode_bytes. {advise(more)}"
         else:
             what = members.explain(error, kind)
-        return what[:DETAIL_CHARACTERS].encode(errors="replace")
+        return what[:DETAIL_CHARACTERS].encode(errors="replace").decode() or "it cannot be read"
+
+
+def _state(number: int) -> int:
+    """A number as a message can state it. Raises ValueError for a negative one, as a damaged header may have."""
+    if number < 0:
+        raise ValueError(number)
+    return min(number, MOST)
 
 
 if __name__ == "__main__":

@@ -103,9 +103,8 @@ class Contents:
         is_ignored: Callable[[bytes], bool],
         before: Mark | None = None,
     ) -> None:
-        """parent: a descriptor of the folder with the container. target: the name of the finished folder in it.
-        is_ignored: by the inbox; such members are not written. before: of an earlier attempt that did not
-        get everything. Raises OSError."""
+        """parent: a descriptor of the folder with the container. target: the name of the finished folder in it. is_ignored: by
+        the inbox; such members are not written. before: of an earlier attempt that did not get everything. Raises OSError."""
         self.files = 0
         self.links = 0
         self.missing = 0

@@ -21,13 +21,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from daemon.unpacking import names
 from daemon.unpacking.kinds import LIBRARIES
-from daemon.unpacking.zips import RepairedZip
+from daemon.unpacking.messages import PIECE, Declared, FolderEntry, Link, Twin
+from daemon.unpacking.zips import RepairedZip, load_code_pages, zip_names
 from stages.contract.base import ImageError
 from stages.images import pages, tiff
 
-PIECE = 1 << 20  # bytes of a member that are passed on together
 SHARPNESS = 95  # of frames, as JPEG
 POINTS = 72  # of a PDF, to the inch
 ENCRYPTED = 0x1  # a member of a zip
@@ -53,13 +52,6 @@ class Rules(msgspec.Struct, frozen=True):
     pixels: int = 100_000_000
 
 
-class Declared(NamedTuple):
-    """What the container says that it has; it may be wrong. It lets the parent refuse it before it writes anything."""
-
-    files: int
-    bytes: int = 0
-
-
 class Member(NamedTuple):
     """A file in a file. name: as the container has it, which may be anything. pieces: its bytes. size: how many it
     should have; 0: not known."""
@@ -67,21 +59,6 @@ class Member(NamedTuple):
     name: bytes
     pieces: Iterator[bytes]
     size: int = 0
-
-
-class Link(NamedTuple):
-    """A symbolic link, device or FIFO, which is left out."""
-
-
-class FolderEntry(NamedTuple):
-    """An entry for a folder, which is only counted."""
-
-
-class Twin(NamedTuple):
-    """Another name, in bytes as those of members are, of a file that came before: a hard link."""
-
-    name: bytes
-    first: bytes
 
 
 # None: nothing yet, but it goes on.
@@ -127,7 +104,7 @@ def walk_zip(file: UnbufferedReader, _: Rules) -> Iterator[Item]:
     if not entries and _begins_as_zip(file):
         raise Unusable(CUT)
     yield Declared(len(entries), sum(entry.file_size for entry in entries))
-    for entry, name in zip(entries, names.zip_names(entries), strict=True):
+    for entry, name in zip(entries, zip_names(entries), strict=True):
         yield _item_of(file, entry, name)
     if any(entry.flag_bits & ENCRYPTED for entry in entries):
         raise Unusable(ADVICE)
@@ -384,7 +361,7 @@ def prepare(kind: str) -> None:
     from stages.images import pixels
 
     pixels.prepare()
-    names.prepare()
+    load_code_pages()
     Image.init()  # its plug-ins
     if kind == "tiff":
         importlib.import_module("stages.images.samples")

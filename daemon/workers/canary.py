@@ -12,7 +12,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -83,45 +83,43 @@ class Canary:
 
     def _look(self) -> dict[str, str]:
         began_at = self._clock()
-        pictures = draw_known(self._chain.setup.limits)
-        ends = itertools.accumulate(map(len, pictures))
-        items = [Item(end - len(data), len(data), {}) for end, data in zip(ends, pictures, strict=True)]
-        outcomes = self._run(items, memoryview(b"".join(pictures)))
+        outcomes = self._run(draw_known(self._chain.setup.limits))
         with self._lock:
             self._seconds = self._clock() - began_at
         if any(outcome.reason == Reason.MEMORY for outcome in outcomes):
             return {}  # others use the device's memory: that says nothing about the answers
-        answers = [{stage: said.payload for stage, said in outcome.outputs.items()} for outcome in outcomes]
-        sizes = [(outcome.width, outcome.height) for outcome in outcomes]
-        errors = [outcome.detail for outcome in outcomes]
         specs = self._chain.setup.stages
         with self._lock:
-            is_complete = all(len(said) == len(specs) for said in answers)
+            is_complete = all(len(outcome.outputs) == len(specs) for outcome in outcomes)
             # A stage may be unable to process a known image; or what hindered it passes, and its answers are known then.
             may_agree = not self._reference and (is_complete or self._looked)
-            if may_agree and not find_faults(specs, answers, [], sizes):
-                self._reference = self._agree(answers)
+            if may_agree and not find_faults(specs, outcomes, []):
+                self._reference = self._agree(outcomes)
             self._looked = True
-            return find_faults(specs, answers, self._reference, sizes, errors)
+            return find_faults(specs, outcomes, self._reference)
 
-    def _run(self, items: list[Item], known: memoryview) -> list[Outcome]:
+    def _run(self, pictures: Sequence[bytes]) -> list[Outcome]:
         """Where images come alone, so do the known ones: what is prepared for a size of batch is then ready for the first
         image."""
+        ends = itertools.accumulate(map(len, pictures))
+        items = [Item(end - len(data), len(data), {}) for end, data in zip(ends, pictures, strict=True)]
+        known = memoryview(b"".join(pictures))
         is_single = any(spec.single for spec in self._chain.setup.stages)
         batches = [[item] for item in items] if is_single else [items]
         replies = [self._chain.run(Batch(0, batch), known, whole=True) for batch in batches]
         return [outcome for reply in replies for outcome in reply.outcomes]
 
-    def _agree(self, answers: list[dict[str, bytes]]) -> list[dict[str, bytes]]:
+    def _agree(self, outcomes: Sequence[Outcome]) -> list[dict[str, bytes]]:
         """The reference that all workers with these models have: the first one of them that asks writes it. Without a file,
         or if the disk does not take it, these answers: then only what changes in this process is noticed."""
-        if not self._chain.setup.references:
+        answers = [{stage: said.payload for stage, said in outcome.outputs.items()} for outcome in outcomes]
+        setup = self._chain.setup
+        if not setup.references:
             return answers
-        path = Path(self._chain.setup.references, f"{digest_models(self._chain.setup)}.json")
+        path = Path(setup.references, f"{digest_models(setup)}.json")
+        raw = [{stage: msgspec.Raw(payload) for stage, payload in said.items()} for said in answers]
         with contextlib.suppress(OSError):
-            write_reference(
-                path, FirstAnswers(self._chain.setup.name, list(map(_as_raw, answers)), time.time())
-            )
+            write_reference(path, FirstAnswers(setup.name, raw, time.time()))
         return read_reference(path) or answers
 
 
@@ -154,7 +152,3 @@ def write_reference(path: Path, reference: FirstAnswers) -> None:
                 os.link(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _as_raw(answers: dict[str, bytes]) -> dict[str, msgspec.Raw]:
-    return {stage: msgspec.Raw(payload) for stage, payload in answers.items()}

@@ -146,9 +146,8 @@ class Chain:
         run_in_background(partial(open_jpeg_decoder, draw_page(self.setup.limits), self.setup.device))
 
     def run(self, batch: Batch, slab: memoryview | None = None, *, whole: bool = False) -> Reply:
-        """Take every image through every stage that it still needs. slab: in place of that of the user's images.
-        whole: these are known images: every stage runs, also in mode cascade.
-        Raises DeviceLost when this process can do no more work."""
+        """Take every image through every stage that it still needs. slab: in place of that of the user's images. whole: these
+        are known images: every stage runs, also in mode cascade. Raises DeviceLost when this process can do no more work."""
         entries = [self._open(item, slab or self._slab) for item in batch.items]
         for entry in entries:
             entry.is_known = whole
@@ -194,8 +193,7 @@ class Chain:
         return entry
 
     def _remaining(self, entry: InFlight) -> list[Stage]:
-        """The stages that this image still needs; none when it has failed or, in mode cascade,
-        when its bin is decided."""
+        """The stages that this image still needs; none when it has failed or, in mode cascade, when its bin is decided."""
         if entry.error or entry.image is None:
             return []
         cascade = self.setup.cascade
@@ -272,8 +270,7 @@ class Chain:
     ) -> list[Any]:
         """Call `run`. An error halves the batch, down to the image that causes it.
 
-        Raises OutOfMemory after lowering the allowance; for
-        a single image the answer is an ImageError instead.
+        Raises OutOfMemory after lowering the allowance; for a single image the answer is an ImageError instead.
         """
         try:
             answers = list(run(items))
@@ -293,8 +290,12 @@ class Chain:
             if len(items) == 1:
                 traceback.print_exc()
                 return [ImageError(Reason.STAGE, f"{what}: {type(error).__name__}: {error}", transient=True)]
+            self._note_failed_batch(error)
         half = len(items) // 2
         return self._try(what, run, items[:half], tally) + self._try(what, run, items[half:], tally)
+
+    def _note_failed_batch(self, error: Exception) -> None:
+        """Several images raise an error together; each half is tried next."""
 
 
 def release() -> None:

@@ -1,5 +1,4 @@
-"""The worker process: bytes in, results out. It opens none
-of the user's files and knows nothing of the ledger.
+"""The worker process: bytes in, results out. It opens none of the user's files and knows nothing of the ledger.
 
 A few threads each take one batch through the whole chain (chain.py). Each stage has a lock,
 which makes this a pipeline: while one batch is in BLIP, the next is in OCR.
@@ -201,9 +200,8 @@ def _resident_bytes() -> int:
 
 
 def keep_memory() -> None:
-    """Let the next batch reuse the memory that one batch frees. By default the C library returns large blocks
-    to the kernel, which clears each page when it is touched again: for an image's maps that takes three times
-    as long as the work on them."""
+    """Let the next batch reuse the memory that one batch frees. By default the C library returns large blocks to the kernel,
+    which clears each page when it is touched again: for an image's maps that takes three times as long as the work on them."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt and mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1):
         # The second value is the largest before glibc 2.35.

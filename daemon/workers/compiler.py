@@ -92,13 +92,16 @@ def _compile_all(order: CompileRequest, pool: Executor) -> Iterator[CompileProgr
         for future in ended:
             if error := future.exception():
                 problem = describe(error)
-            else:
-                waiting |= submit_new(future.result() or (), compiled, pool)
-        fine = [future for future in compiled.values() if future.done() and not future.exception()]
-        yield CompileProgress(len(fine), len(compiled), problem)
-    for plan, want in plans.items():
-        if not plan.exception() and not any(compiled[variant].exception() for variant in plan.result()):
-            leave_mark(Path(order.folder), want)
+            elif future in plans:
+                waiting |= submit_new(future.result(), compiled, pool)
+        yield CompileProgress(sum(map(_succeeded, compiled.values())), len(compiled), problem)
+    for plan in filter(_succeeded, plans):
+        if all(_succeeded(compiled[variant]) for variant in plan.result()):
+            leave_mark(Path(order.folder), plans[plan])
+
+
+def _succeeded(future: Future[Any]) -> bool:
+    return future.done() and not future.exception()
 
 
 def submit_new(

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from daemon.core.messages import Outcome
 from stages.blip.descriptor import Caption
 from stages.clip.descriptor import Clip
 from stages.contract.base import Result, StageSpec
@@ -48,33 +49,37 @@ class Seen:
     before: list[Any]
     sizes: Sequence[tuple[int, int]]
 
+    @classmethod
+    def of(cls, spec: StageSpec, pictures: Sequence[tuple[Any, Outcome]]) -> Seen:
+        """pictures: the answer of the reference to each, and what came of it now."""
+        pictures = [(old, outcome) for old, outcome in pictures if spec.name in outcome.outputs]
+        now = [registry.decode(spec.name, outcome.outputs[spec.name].payload) for _, outcome in pictures]
+        sizes = [(outcome.width, outcome.height) for _, outcome in pictures]
+        return cls(spec, now, [old for old, _ in pictures], sizes)
+
     def pairs(self) -> list[tuple[Any, Any]]:
         """Each answer of the reference, and the one to the same picture now."""
         return [(old, new) for old, new in zip(self.before, self.now, strict=True) if old is not None]
 
 
 def find_faults(
-    specs: Sequence[StageSpec],
-    now: Sequence[Payloads],
-    before: Sequence[Payloads],
-    sizes: Sequence[tuple[int, int]],
-    errors: Sequence[str] = (),
+    specs: Sequence[StageSpec], now: Sequence[Outcome], before: Sequence[Payloads]
 ) -> dict[str, str]:
-    """What is wrong, by stage. before: the reference; empty if there is none. sizes: width and height of each picture.
-    errors: why a picture has not all answers, or empty."""
+    """What is wrong, by stage. now, before: of each picture; before: the reference, empty if there is none."""
     wrong = {}
     for spec in specs:
         had = [decode_known(spec.name, known) for known in before] or [None] * len(now)
-        answers = {
-            place: registry.decode(spec.name, known[spec.name])
-            for place, known in enumerate(now)
-            if spec.name in known
-        }
-        if lost := [place for place, old in enumerate(had) if old is not None and place not in answers]:
-            why = errors[lost[0]] if errors else ""
-            wrong[spec.name] = f"it cannot process an image that it could process before: {why}"
+        pictures = [*zip(had, now, strict=True)]
+        lost = [
+            outcome.detail
+            for old, outcome in pictures
+            if old is not None and spec.name not in outcome.outputs
+        ]
+        if lost:
+            wrong[spec.name] = f"it cannot process an image that it could process before: {lost[0]}"
             break  # the stages after it did not get the image either
-        if what := judge_some(spec, answers, had, sizes):
+        seen = Seen.of(spec, pictures)
+        if seen.now and (what := judge(seen)):
             wrong[spec.name] = what
     return wrong
 
@@ -85,14 +90,6 @@ def decode_known(stage: str, known: Payloads) -> Result | None:
         return registry.decode(stage, known[stage]) if stage in known else None
     except msgspec.DecodeError:
         return None
-
-
-def judge_some(
-    spec: StageSpec, answers: Mapping[int, Any], had: Sequence[Any], sizes: Sequence[tuple[int, int]]
-) -> str:
-    """Judge the answers that there are. answers: by the place of the picture."""
-    before, of_sizes = [had[place] for place in answers], [sizes[place] for place in answers]
-    return judge(Seen(spec, [*answers.values()], before, of_sizes)) if answers else ""
 
 
 def judge(seen: Seen) -> str:

@@ -1,5 +1,4 @@
-"""A segment of the placement at work: forms batches, runs them on the segment's workers,
-and reports what came of them."""
+"""A segment of the placement at work: forms batches, runs them on the segment's workers, and reports what came of them."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import msgspec
 
 from daemon.core.errors import WorkerLost
 from daemon.core.jobs import Attempt
-from daemon.core.messages import Item, Reply
+from daemon.core.messages import Item, Outcome, Reply
 from daemon.monitoring.snapshot import LaneState
 from daemon.workers.pool import Pool
 from daemon.workers.worker import Worker
@@ -24,9 +23,8 @@ T = TypeVar("T")
 
 QUEUE_IMAGES = 1024  # that wait for a worker; who feeds more waits
 MOST_WAITS = 5  # of an image for its GPU's memory, while others fit into it
-USUAL_PIXELS = (
-    1280 * 960
-)  # of an image; a batch of them fits, so an image that is no larger than they are together does
+# Of an image; a batch of them fits, so an image that is no larger than they are together does.
+USUAL_PIXELS = 1280 * 960
 
 
 class Listener(Protocol):
@@ -117,8 +115,7 @@ class Lane:
             await listener.try_again(self, again, loss)
 
     async def _isolate(self, listener: Listener) -> None:
-        """Run each suspect on a worker that does nothing else,
-        so that only the image that kills workers pays."""
+        """Run each suspect on a worker that does nothing else, so that only the image that kills workers pays."""
         while True:
             attempt = await self._suspects.get()
             self._held[attempt.job.id] = attempt
@@ -140,34 +137,29 @@ class Lane:
     ) -> tuple[list[Attempt], Reply, list[Attempt]]:
         """If the GPU had no memory for some images, each alone: make room for them.
         Returns the attempts that are done, their reply, and the attempts to try again."""
-        outcomes = reply.outcomes if reply.out_of_memory else []
-        short = [n for n, outcome in enumerate(outcomes) if outcome.reason == Reason.MEMORY]
-        self._fitted += len(short) < len(attempts)
-        if not short:
+        short = [n for n, outcome in enumerate(reply.outcomes) if outcome.reason == Reason.MEMORY]
+        if not short or not reply.out_of_memory:
+            self._fitted += 1
             self.pool.note_fit(worker)
             return attempts, reply, []
         if done := [n for n in range(len(attempts)) if n not in short]:  # they need not wait
-            await listener.advance(self, worker.device, [attempts[n] for n in done], _part_of(reply, done))
+            self._fitted += 1
+            await listener.advance(self, worker.device, *_part_of(attempts, reply, done))
             reply = msgspec.structs.replace(reply, runs=[], out_of_memory=0)
-        left = [attempts[n] for n in short]
-        most = self.batch_size * USUAL_PIXELS
-        usual = any(outcomes[n].width * outcomes[n].height <= most for n in short)
-        if await self._fits_later(worker, left, usual=usual):
-            return [], _part_of(reply, []), left
-        return left, _part_of(reply, short), []
+        left, rest = _part_of(attempts, reply, short)
+        if await self._fits_later(worker, left, rest.outcomes):
+            return *_part_of(attempts, reply, []), left
+        return left, rest, []
 
-    async def _fits_later(self, worker: Worker, left: Sequence[Attempt], *, usual: bool) -> bool:
-        """Whether to try images again for which there was no memory. usual: as for `Pool.make_room`."""
-        if all(
-            attempt.waits >= MOST_WAITS for attempt in left
-        ):  # it is not the memory that others have taken
+    async def _fits_later(self, worker: Worker, left: Sequence[Attempt], outcomes: Sequence[Outcome]) -> bool:
+        """Whether to try images again for which there was no memory."""
+        if all(attempt.waits >= MOST_WAITS for attempt in left):  # others have not taken the memory
             return False
-        fitted = self._fitted
+        most, fitted = self.batch_size * USUAL_PIXELS, self._fitted
+        usual = any(outcome.width * outcome.height <= most for outcome in outcomes)
         fits_later = await self.pool.make_room(worker, usual=usual)
-        if not fits_later and not all(
-            attempt.had_room for attempt in left
-        ):  # others may have left the GPU only now
-            fits_later = True
+        if not fits_later and not all(attempt.had_room for attempt in left):
+            fits_later = True  # others may have left the GPU only now
             for attempt in left:
                 attempt.had_room = True
         for attempt in left:
@@ -184,8 +176,9 @@ class Lane:
         return await self.pool.run_batch(worker, items)
 
 
-def _part_of(reply: Reply, places: Sequence[int]) -> Reply:
-    return msgspec.structs.replace(reply, outcomes=[reply.outcomes[place] for place in places])
+def _part_of(attempts: Sequence[Attempt], reply: Reply, places: Sequence[int]) -> tuple[list[Attempt], Reply]:
+    part = msgspec.structs.replace(reply, outcomes=[reply.outcomes[place] for place in places])
+    return [attempts[place] for place in places], part
 
 
 def drain(queue: asyncio.Queue[T], most: int = sys.maxsize) -> list[T]:

@@ -1,5 +1,4 @@
-"""NVIDIA's Multi-Process Service (MPS), with which a GPU's workers run at the same time. Without it,
-they take turns.
+"""NVIDIA's Multi-Process Service (MPS), with which a GPU's workers run at the same time. Without it, they take turns.
 
 When one client is killed, the state of the server's other clients is undefined (NVIDIA, Multi-Process
 Service, "Client Early Termination"), and an error that loses the device is reported to all of them. So each
@@ -54,8 +53,7 @@ class MpsServer:
         self._folder = contextlib.ExitStack()  # removes it
 
     async def share(self) -> dict[str, str]:
-        """The environment for a process that shares the GPU;
-        empty where MPS does not work or the server is closed."""
+        """The environment for a process that shares the GPU; empty where MPS does not work or the server is closed."""
         async with self._starting:
             if self._works and not self.shared:
                 await self._start()
@@ -100,8 +98,7 @@ class MpsServer:
             log.info("workers share the GPU", gpu=self._gpu, by=CONTROL)
 
     async def _serve(self, settings: dict[str, str]) -> None:
-        """Start the server and try it, each in its own session: only the daemon obeys a Ctrl-C,
-        which reaches a whole group."""
+        """Start the server and try it, each in its own session: only the daemon obeys a Ctrl-C, which reaches a whole group."""
         parent = str(os.getpid())
         self._process = await anyio.open_process(
             python("-m", "stages.contract.processes", parent, CONTROL, "-f"),

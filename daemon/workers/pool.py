@@ -25,8 +25,7 @@ from daemon.core.errors import Loss, ModelsUnusable, NoWorkersLeft, WorkerLost
 from daemon.core.messages import Item, Ready, Reply
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import WorkerState
-from daemon.workers.room import TAKEN_BYTES, Room, need_for
-from daemon.workers.seat import QUICK_DEATHS, Seat
+from daemon.workers.seat import QUICK_DEATHS, TAKEN_BYTES, Room, Seat, need_for
 from daemon.workers.worker import Worker
 
 log = structlog.get_logger()
@@ -141,16 +140,15 @@ class Pool:
         """A worker's GPU had no memory for one image alone. Returns whether to try that image again: a worker has
         left, or the images wait because others use the memory. If not, the image is too large for this GPU.
 
-        usual: whether it has a usual size; no worker leaves for a huge one. The caller keeps its slot of the
-        worker until then.
+        usual: whether it has a usual size; no worker leaves for a huge one. The caller keeps its slot of the worker until then.
         """
-        seat = next((seat for seat in self.seats if seat.worker is worker), None)
+        seat = self._seat_of(worker)
         if not seat or not seat.room:
             return not seat
         async with seat.room.judging:
             if seat.worker is not worker or worker.leaving or self._hurried.is_set():
                 return True
-            has_fellows = any(fellow is not seat and fellow.healthy for fellow in self._fellows(seat))
+            has_fellows = self._has_healthy_fellows(seat)
             if has_fellows and usual:
                 await self._send_away(seat, worker)
                 return True
@@ -212,9 +210,15 @@ class Pool:
                 raise ModelsUnusable(seat.last_cause)
             raise NoWorkersLeft(f"No worker is left for {self.name}: {seat.last_cause}.")
 
+    def _seat_of(self, worker: Worker) -> Seat | None:
+        return next((seat for seat in self.seats if seat.worker is worker), None)
+
     def _fellows(self, seat: Seat) -> list[Seat]:
-        """The seats of this pool on the same device."""
-        return [other for other in self.seats if other.device == seat.device]
+        """The other seats of this pool on the same device."""
+        return [other for other in self.seats if other.device == seat.device and other is not seat]
+
+    def _has_healthy_fellows(self, seat: Seat) -> bool:
+        return any(fellow.healthy for fellow in self._fellows(seat))
 
     async def _pause(self, seconds: float) -> None:
         with anyio.move_on_after(seconds):
@@ -251,8 +255,7 @@ class Pool:
         """Whether others use this seat's GPU: workers of this pool, or programs that came later."""
         if not seat.room:
             return False
-        busy = any(fellow.healthy for fellow in self._fellows(seat))
-        return busy or await seat.room.measure_taken() > TAKEN_BYTES
+        return self._has_healthy_fellows(seat) or await seat.room.measure_taken() > TAKEN_BYTES
 
     def _note_rest(self, seat: Seat, worker: Worker) -> None:
         if not worker.left:
@@ -270,44 +273,35 @@ class Pool:
     async def _fill(self, seat: Seat, opened: anyio.Event) -> None:
         """The life of one worker in a seat; or, where memory is short, one look at what is free. The seats of a GPU
         take turns at that, so that none waits for what another one needs."""
-        if not seat.short or not seat.room:
-            await self._live(seat, opened)
-            return
-        opened.set()  # with fewer workers
         async with contextlib.AsyncExitStack() as stack:
-            await stack.enter_async_context(seat.room.starting)
-            await self._pause(rest_seconds(seat.rests))
-            if self._hurried.is_set():
-                await self._over.wait()
-            elif await self._has_memory(seat, seat.room):
-                await self._live(seat, opened, stack)
+            if seat.short and seat.room:
+                opened.set()  # with fewer workers
+                await stack.enter_async_context(seat.room.starting)
+                await self._pause(rest_seconds(seat.rests))
+                if self._hurried.is_set():
+                    await self._over.wait()
+                    return
+                if not await self._has_memory(seat, seat.room):
+                    return
+            await self._live(seat, opened, stack)
 
-    async def _live(
-        self, seat: Seat, opened: anyio.Event, until_ready: contextlib.AsyncExitStack | None = None
-    ) -> None:
+    async def _live(self, seat: Seat, opened: anyio.Event, until_ready: contextlib.AsyncExitStack) -> None:
         """until_ready: is closed when the worker has loaded, or is lost."""
-        if seat.quick_deaths:
-            seat.state = "waiting"
-            with anyio.move_on_after(backoff_seconds(seat.quick_deaths)):
-                await self._over.wait()
-        if self._stopping or not (started := await self._start(seat)):
+        if not (worker := await self._start(seat)):
             return
-        worker, shared = started
         try:
-            if seat.server and shared != seat.server.shared:
+            if seat.has_stopped_sharing(worker):
                 raise WorkerLost(worker.name, "its GPU stopped being shared while it started")
             ready = await worker.load(self._settings.load_timeout_seconds)
             self._welcome(seat, worker, ready)
             opened.set()
-            if until_ready:
-                await until_ready.aclose()
+            await until_ready.aclose()
             await worker.listen()
         except WorkerLost as loss:
             worker.cause = worker.cause or loss.cause
         finally:
             seat.worker, seat.state = None, "loading"
-            # Whether another worker of the same GPU was lost first.
-            followed = worker.shared and not (seat.server and seat.server.shared)
+            followed = seat.has_stopped_sharing(worker)
             with anyio.CancelScope(shield=True):
                 await self._end(seat, worker)
         if not self._stopping:
@@ -316,8 +310,14 @@ class Pool:
             else:
                 self._note_loss(seat, worker, followed=followed)
 
-    async def _start(self, seat: Seat) -> tuple[Worker, dict[str, str]] | None:
-        """A worker and what it got to share its GPU; None if it cannot be started."""
+    async def _start(self, seat: Seat) -> Worker | None:
+        """A worker, after a pause if the last ones died soon; None if it cannot be started, or the pool stops."""
+        if seat.quick_deaths:
+            seat.state = "waiting"
+            with anyio.move_on_after(backoff_seconds(seat.quick_deaths)):
+                await self._over.wait()
+        if self._stopping:
+            return None
         seat.state = "loading"
         try:
             on_gpu = not seat.device.startswith("cpu")
@@ -332,7 +332,7 @@ class Pool:
         seat.worker, worker.shared = worker, bool(shared)
         if self._over.is_set():
             worker.give_up()
-        return worker, shared
+        return worker
 
     async def _end(self, seat: Seat, worker: Worker) -> None:
         """End a worker. Those that shared a GPU with it are in an undefined state, so they are restarted,
@@ -370,9 +370,9 @@ class Pool:
             self._free.put_nowait(worker)
 
     def _note_loss(self, seat: Seat, worker: Worker, *, followed: bool) -> None:
-        loss = Loss.DIED if worker.loaded else Loss.LOAD
-        loss = Loss.SHARING if followed else Loss.TIMEOUT if worker.timed_out else loss
-        loss = Loss.WRONG if worker.wrong else loss
+        causes = {Loss.WRONG: worker.wrong, Loss.SHARING: followed, Loss.TIMEOUT: worker.timed_out}
+        otherwise = Loss.DIED if worker.loaded else Loss.LOAD
+        loss = next((cause for cause, is_so in causes.items() if is_so), otherwise)
         self._metrics.worker_restarts.labels(seat.device, loss.value).inc()
         for stage in worker.wrong:
             self._metrics.canary_failures.labels(seat.device, stage).inc()

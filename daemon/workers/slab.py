@@ -20,8 +20,7 @@ ALIGNMENT = 64  # bytes; a cache line
 
 
 class Slab:
-    """A first-fit allocator over one shared mapping.
-    Single-threaded: only the event loop reserves and releases."""
+    """A first-fit allocator over one shared mapping. Single-threaded: only the event loop reserves and releases."""
 
     def __init__(self, size: int) -> None:
         self.size = _padded(size)  # a file of exactly this size fits

@@ -1,5 +1,4 @@
-"""The child process that builds stages and tries each on two test images, as a worker would: build, load,
-decode, run.
+"""The child process that builds stages and tries each on two test images, as a worker would: build, load, decode, run.
 
 It imports no more than a worker does. The two images differ in size, and both are in one batch: a
 stage that only works on images of one size is found here, and not by the user's first mixed batch.
@@ -11,15 +10,14 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
 from daemon.core.messages import Batch, Item, Setup
-from daemon.workers.chain import Answers, BatchCost, Chain, Input
+from daemon.workers.chain import Chain
 from daemon.workers.known_images import draw_page
-from stages.contract.base import DeviceLost, Limits, OutOfMemory, StageSpec, StageUnusable
+from stages.contract.base import Limits, StageSpec, StageUnusable
 from stages.contract.processes import die_with
 from stages.registry import registry
 
@@ -123,29 +121,15 @@ def note(tryout: Tryout, known: Sequence[dict[str, bytes]]) -> None:
 
 
 class TryoutChain(Chain):
-    """Notes an error that a batch raises and its images alone
-    do not: a worker halves such a batch and says nothing."""
+    """Notes an error that a batch raises and its images alone do not: a worker halves such a batch and says nothing."""
 
     warning = ""
 
-    def _try(
-        self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input], tally: BatchCost
-    ) -> list[Any]:
-        def run_and_note(items: Sequence[Input]) -> Answers:
-            try:
-                answers = list(run(items))
-                if len(answers) != len(items):
-                    raise ValueError(f"{len(answers)} answers for {len(items)} images")
-                return answers
-            except (DeviceLost, OutOfMemory):
-                raise
-            except Exception as error:
-                if len(items) > 1:
-                    cause = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                    self.warning = f"it fails on two images of different size in one batch, and is slow for that: {cause}."
-                raise
-
-        return super()._try(what, run_and_note, items, tally)
+    def _note_failed_batch(self, error: Exception) -> None:
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        self.warning = (
+            f"it fails on two images of different size in one batch, and is slow for that: {cause}."
+        )
 
 
 if __name__ == "__main__":

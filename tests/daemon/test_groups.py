@@ -23,7 +23,7 @@ from daemon.service.lifecycle import Service
 from daemon.system.cores import Cores
 from daemon.system.gpus import Gpu
 from daemon.workers.kernels import list_wants
-from daemon.workers.room import Room, need_for
+from daemon.workers.seat import Room, need_for
 from stages.contract.base import StageSpec
 from tests.daemon.placement.test_devices import GIB, MIXED, make_gpu, visible_to, workers_of_this_process
 from tests.daemon_process import STAGES, Place, picture, until

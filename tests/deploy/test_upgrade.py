@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from daemon.installing import service, upgrade
-from daemon.installing.commands import run
 from daemon.installing.environment import switch
 from daemon.installing.places import Places
-from daemon.installing.steps import StepFailed
+from daemon.installing.steps import StepFailed, run
 from tests.daemon_process import Place, picture
 
 

@@ -25,8 +25,8 @@ from daemon.ledger.ledger import Ledger
 from daemon.ledger.reading import Stopped
 from daemon.ledger.records import Reader
 from daemon.ledger.writer import Alone
+from daemon.maintenance import pruning
 from daemon.maintenance import schedule as upkeep
-from daemon.maintenance import shrinking
 from daemon.maintenance.background import run_in_background
 from daemon.maintenance.backups import back_up_into
 from daemon.maintenance.forgetting import Forgotten
@@ -413,7 +413,7 @@ async def test_making_the_file_smaller_stops_when_images_or_a_command_come(
     ask: Callable[[Upkeep], Awaitable[None]],
 ) -> None:
     keeper = open_upkeep(Clock())
-    ledger, begun, asked, vacuum = keeper._ledger, threading.Event(), threading.Event(), shrinking._vacuum
+    ledger, begun, asked, vacuum = keeper._ledger, threading.Event(), threading.Event(), pruning._vacuum
     await ledger.admit([make_file(b"%d.jpg" % number) for number in range(5000)])
     size = ledger.path.stat().st_size
 
@@ -422,9 +422,9 @@ async def test_making_the_file_smaller_stops_when_images_or_a_command_come(
         assert asked.wait(PATIENCE)
         vacuum(connection, stop)
 
-    monkeypatch.setattr(shrinking, "_vacuum", begin_late)
-    monkeypatch.setattr(shrinking, "LEAST_FREE_BYTES", 0)
-    monkeypatch.setattr(shrinking, "FREE_SHARE", 0.0)
+    monkeypatch.setattr(pruning, "_vacuum", begin_late)
+    monkeypatch.setattr(pruning, "LEAST_FREE_BYTES", 0)
+    monkeypatch.setattr(pruning, "FREE_SHARE", 0.0)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(keeper.perform, "vacuum")
         await until(begun.is_set)

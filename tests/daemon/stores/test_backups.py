@@ -11,9 +11,8 @@ from daemon.core.errors import ConfigError
 from daemon.core.stores import StoreFailed
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.reading import Stopped
-from daemon.maintenance import uploading
+from daemon.maintenance.backups import upload_backups
 from daemon.maintenance.schedule import Upkeep
-from daemon.maintenance.uploading import upload_backups
 from daemon.monitoring.metrics import Metrics
 from tests.daemon.stores.server import BROKEN, BUCKET, Bucket, FaultyProxy
 
@@ -73,7 +72,7 @@ def test_what_an_outage_kept_back_is_uploaded_later(
 def test_an_upload_that_is_stopped_leaves_no_part_and_is_made_again(
     proxy: FaultyProxy, bucket: Bucket, prefix: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploading, "CHUNK_BYTES", 5 << 20)  # the least that S3 allows
+    monkeypatch.setattr("daemon.maintenance.backups.CHUNK_BYTES", 5 << 20)  # the least that S3 allows
     make(folder, DAYS[0], content := bytes(range(256)) * (12 << 12))  # 12 MiB
     answers = iter([False, True])
     with pytest.raises(Stopped):

@@ -11,7 +11,7 @@ import pytest
 
 from daemon.config.loading import parse
 from daemon.core import stores as opening
-from daemon.maintenance.uploading import upload_backups
+from daemon.maintenance.backups import upload_backups
 from daemon.results.uploads import StoreSink
 from tests.daemon.stores.clouds import Azure, Cloud, Google, emulated
 from tests.daemon.stores.server import BUCKET, BUSY, CUT, REFUSED, FaultyProxy, proxied

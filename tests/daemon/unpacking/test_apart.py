@@ -17,10 +17,11 @@ from PIL import Image
 
 from daemon.config.ignored import Ignored
 from daemon.core.jobs import Version
+from daemon.core.messages import LENGTH, frame
 from daemon.unpacking.apart import Children, Interrupted, UnpackingStopped, UnpackOutcome, take_apart
-from daemon.unpacking.child import HEAD, Torn, read_frames
 from daemon.unpacking.folder import Contents, Most, choose_target
 from daemon.unpacking.members import Rules
+from daemon.unpacking.messages import Piece, Torn, read_messages
 from stages.contract.base import Limits
 from tests.daemon.unpacking.containers import (
     make_pages,
@@ -248,6 +249,13 @@ def test_each_member_that_is_left_out_is_in_one_count_and_the_first_are_named(be
     assert detail.count("nowhere.png") == 3
 
 
+def test_a_tar_with_a_negative_size_is_damaged(bench: Bench) -> None:
+    data = bytearray(make_tar({"a.png": b""}, mode="w"))
+    data[124:136] = b"\xff" * 11 + b"\xfb"  # -5 bytes
+    data[148:156] = b"%06o\0 " % (sum(data[:148]) + sum(data[156:512]) + 8 * ord(" "))  # its checksum
+    assert bench.take("tar", bytes(data)).problem.startswith("it is damaged or incomplete, or not a tar")
+
+
 def test_a_tar_that_is_cut_gives_what_is_whole(bench: Bench) -> None:
     whole = make_tar({f"{number}.png": os.urandom(20_000) for number in range(4)})
     outcome = bench.take("tar", whole[: len(whole) // 2])
@@ -355,14 +363,22 @@ def test_a_large_member_needs_no_memory(bench: Bench, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "sent", [HEAD.pack(b"D", 9) + bytes(9), HEAD.pack(b"?", 0), HEAD.pack(b"M", 5) + b"a", b"M"]
+    "sent",
+    [
+        frame(Piece(bytes(9))),
+        frame(("Unknown",)),
+        frame(("MemberBegun", b"a", -1)),
+        frame(Piece(b"12"))[:-1],
+        LENGTH.pack(9)[:-1],
+    ],
 )
 def test_a_child_that_sends_nonsense_is_not_believed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hostile bytes may have taken it over; its parent must not need memory for what it announces."""
-    monkeypatch.setattr("daemon.unpacking.child.PIECE", 8)
+    monkeypatch.setattr("daemon.unpacking.messages.PIECE", 8)
+    monkeypatch.setattr("daemon.unpacking.messages.ENVELOPE", 8)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(sent + HEAD.pack(b"F", 0))
+        theirs.sendall(sent)
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(Torn):
-            list(read_frames(ours))
+            list(read_messages(ours))

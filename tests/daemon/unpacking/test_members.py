@@ -21,16 +21,14 @@ from daemon.unpacking.kinds import find_missing, has_further_pages, kind_of
 from daemon.unpacking.members import (
     WALKERS,
     ZIP_HEAD,
-    Declared,
     Item,
-    Link,
     Member,
     Rules,
-    Twin,
     UnbufferedReader,
     Unusable,
     explain,
 )
+from daemon.unpacking.messages import Declared, Link, Twin
 from tests.daemon.unpacking.containers import (
     encrypt,
     encrypt_pdf,

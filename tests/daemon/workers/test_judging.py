@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import torch
 
+from daemon.core.messages import Outcome, Output
 from daemon.workers.judging import find_faults
 from stages.blip.descriptor import Caption
 from stages.clip.descriptor import Clip
@@ -23,10 +24,12 @@ SILENT = "it finds no words for an image that it had words for"
 def judge(stage: str, now: Sequence[Result], before: Sequence[Result] = (), **options: float) -> str:
     """What is wrong, if anything."""
     answers, known = ([{stage: msgspec.json.encode(each)} for each in side] for side in (now, before))
-    faults = find_faults(
-        [StageSpec(stage, "any", options=options)], answers, known, [(SIDE, SIDE)] * len(now)
-    )
-    return faults.get(stage, "")
+    return find_faults([StageSpec(stage, "any", options=options)], outcomes(answers), known).get(stage, "")
+
+
+def outcomes(answers: Sequence[dict[str, bytes]]) -> list[Outcome]:
+    outputs = [{stage: Output(payload, 0.0) for stage, payload in each.items()} for each in answers]
+    return [Outcome("PNG", SIDE, SIDE, each) for each in outputs]
 
 
 def objects(*found: tuple[str, float, float]) -> Objects:
@@ -95,20 +98,20 @@ def test_an_object_is_sure_by_its_distance_from_the_lowest_score_of_the_options(
 
 def test_a_picture_that_a_stage_cannot_process_hides_no_fault_in_the_others() -> None:
     """As a PNG where the library for it is missing."""
-    spec, sizes = StageSpec("yolo", "any"), [(SIDE, SIDE)] * 3
+    spec = StageSpec("yolo", "any")
 
     def say(*answers: Objects) -> list[dict[str, bytes]]:
         return [{}, *({"yolo": msgspec.json.encode(answer)} for answer in answers)]
 
-    assert find_faults([spec], say(NOTHING, CLOCK), say(STOP, CLOCK), sizes) == {}
-    assert find_faults([spec], say(NOTHING, NOTHING), say(STOP, CLOCK), sizes) == {
+    assert find_faults([spec], outcomes(say(NOTHING, CLOCK)), say(STOP, CLOCK)) == {}
+    assert find_faults([spec], outcomes(say(NOTHING, NOTHING)), say(STOP, CLOCK)) == {
         "yolo": "it finds 0 of 2 known things again"
     }
-    assert find_faults([spec], [{}] * 3, [{}] * 3, sizes) == {}
+    assert find_faults([spec], outcomes([{}] * 3), [{}] * 3) == {}
 
 
 def test_one_embedding_is_not_the_same_for_different_images() -> None:
     spec, clip = StageSpec("clip", "any"), Clip(encode_embedding(torch.tensor([0.6, 0.8])), [])
     now = [{"clip": msgspec.json.encode(clip)}]
-    assert find_faults([spec], now, [], [(SIDE, SIDE)]) == {}
-    assert find_faults([spec], now * 2, [], [(SIDE, SIDE)] * 2).keys() == {"clip"}
+    assert find_faults([spec], outcomes(now), []) == {}
+    assert find_faults([spec], outcomes(now * 2), []).keys() == {"clip"}

@@ -35,10 +35,9 @@ from daemon.placement.placement import CONTEXT_BYTES
 from daemon.service.lifecycle import Service, run_service
 from daemon.system import gpus
 from daemon.system.gpus import Gpu
-from daemon.workers import lane, pool, room
+from daemon.workers import lane, pool, seat
 from daemon.workers.pool import Pool
-from daemon.workers.room import Room, need_for
-from daemon.workers.seat import QUICK_DEATHS, Seat
+from daemon.workers.seat import QUICK_DEATHS, Room, Seat, need_for
 from daemon.workers.slab import Slab
 from stages.contract.base import Limits
 from stages.registry.fake import FAKE_CONTEXT, count_used
@@ -80,7 +79,7 @@ def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Card:
     monkeypatch.setattr(layout, "list_gpus", made.list)
     for module, changes in (
         (pool, {"FRESH_SECONDS": 0.05, "REST_SECONDS": 0.1, "LONGEST_REST_SECONDS": 0.2}),
-        (room, {"FIRST_PAUSE_SECONDS": 0.1, "LONGEST_PAUSE_SECONDS": 0.2}),
+        (seat, {"FIRST_PAUSE_SECONDS": 0.1, "LONGEST_PAUSE_SECONDS": 0.2}),
     ):
         for name, seconds in changes.items():
             monkeypatch.setattr(module, name, seconds)
@@ -407,8 +406,8 @@ async def test_a_stop_does_not_wait_for_memory(
     monkeypatch.setattr(
         daemon.service.lifecycle, "leave_within", lambda *_: None
     )  # it would end this process
-    monkeypatch.setattr(room, "FIRST_PAUSE_SECONDS", 1000.0)
-    monkeypatch.setattr(room, "LONGEST_PAUSE_SECONDS", 1000.0)
+    monkeypatch.setattr(seat, "FIRST_PAUSE_SECONDS", 1000.0)
+    monkeypatch.setattr(seat, "LONGEST_PAUSE_SECONDS", 1000.0)
     place = open_place(tmp_path, card, workers=2)
     service = Service(parse(place.settings, place.folder))
     with anyio.CancelScope() as stopping:
