@@ -114,7 +114,7 @@ def command_tree() -> Callable[[], object]:
 
 
 @app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, flag("--version", help="Print the version and exit.")] = False) -> None:
+def version(show: Annotated[bool, flag("--version", "Print the version and exit.")] = False) -> None:
     if show:
         print(f"visiond {__version__}")
         raise typer.Exit
@@ -208,9 +208,7 @@ def gpus(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 def check(
     config: ConfigOption = None,
-    quick: Annotated[
-        bool, flag("--quick", help="Check only files and folders; do not build the stages.")
-    ] = False,
+    quick: Annotated[bool, flag("--quick", "Check only files and folders; do not build the stages.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check that the configuration works on this machine, and list problems with their fixes.
@@ -242,9 +240,7 @@ def check(
 
 def health(
     config: ConfigOption = None,
-    ready: Annotated[
-        bool, flag("--ready", help="Ask whether images get through now, as /readyz says.")
-    ] = False,
+    ready: Annotated[bool, flag("--ready", "Ask whether images get through now, as /readyz says.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Ask the running daemon whether it can process images.
@@ -270,10 +266,8 @@ def health(
 
 def samples(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write to.")],
-    count: Annotated[int, typer.Option("--count", "-n", metavar="N", min=1, help="Number of images.")] = 24,
-    seed: Annotated[
-        int, typer.Option("--seed", "-s", metavar="N", help="The same seed makes the same images.")
-    ] = 0,
+    count: Annotated[int, option("--count -n N", "Number of images.", min=1)] = 24,
+    seed: Annotated[int, option("--seed -s N", "The same seed makes the same images.")] = 0,
 ) -> None:
     """Write synthetic images to try visiond on.
 
@@ -298,13 +292,9 @@ def demo(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="Folder to work in; existing files stay.")
     ] = Path("demo"),
-    count: Annotated[
-        int, typer.Option("--count", "-n", metavar="N", min=1, help="Number of sample images.")
-    ] = 24,
-    models: Annotated[
-        str, option("--models", metavar="SET", help="First run `visiond setup SET --yes` for it.")
-    ] = "",
-    keep: Annotated[bool, flag("--keep", help="Then serve the page with the results, until Ctrl-C.")] = False,
+    count: Annotated[int, option("--count -n N", "Number of sample images.", min=1)] = 24,
+    models: Annotated[str, option("--models SET", "First run `visiond setup SET --yes` for it.")] = "",
+    keep: Annotated[bool, flag("--keep", "Then serve the page with the results, until Ctrl-C.")] = False,
 ) -> None:
     """Process sample images and two photographs, and print a table of the results.
 

@@ -34,9 +34,7 @@ labels_app = typer.Typer(
     "Examples:\n  visiond labels import corrected.json\n  visiond labels list",
     no_args_is_help=True,
 )
-KindsOption = Annotated[
-    list[Kind] | None, typer.Option("--only", metavar="KIND", help="Only objects, tags, caption or text.")
-]
+KindsOption = Annotated[list[Kind] | None, option("--only KIND", "Only objects, tags, caption or text.")]
 
 
 @labels_app.command("import")
@@ -44,19 +42,15 @@ def import_labels(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file or folder with the labels.")],
     images: Annotated[
         Path | None,
-        typer.Option(
-            "--images",
-            metavar="FOLDER",
-            help="The folder that relative names of images start from. Default: that of FILE.",
+        option(
+            "--images FOLDER", "The folder that relative names of images start from. Default: that of FILE."
         ),
     ] = None,
     by_file_name: Annotated[
-        bool, flag("--by-file-name", help="The last part of a name is enough to find its image.")
+        bool, flag("--by-file-name", "The last part of a name is enough to find its image.")
     ] = False,
     only: KindsOption = None,
-    origin: Annotated[
-        str, option("--origin", metavar="TEXT", help="Where they are from. Default: FILE.")
-    ] = "",
+    origin: Annotated[str, option("--origin TEXT", "Where they are from. Default: FILE.")] = "",
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -230,16 +224,10 @@ def forget_labels(
 
 def score(
     only: KindsOption = None,
-    by_label: Annotated[bool, flag("--by-label", help="Also the average precision of each label.")] = False,
+    by_label: Annotated[bool, flag("--by-label", "Also the average precision of each label.")] = False,
     held_out: Annotated[
         float,
-        option(
-            "--held-out",
-            metavar="SHARE",
-            help="Only images that such a training did not learn from.",
-            min=0,
-            max=1,
-        ),
+        option("--held-out SHARE", "Only images that such a training did not learn from.", min=0, max=1),
     ] = 1,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -331,11 +319,7 @@ def name_apart(scores: list[Score]) -> list[str]:
 
 
 def _rows(each: Score, model: str) -> list[tuple[object, ...]]:
-    named = (
-        each.kind,
-        model,
-        f"{each.images:,} of {each.labelled:,}",
-    )
+    named = (each.kind, model, f"{each.images:,} of {each.labelled:,}")
     return [
         (
             *(named if place == 0 else ("", "", "")),

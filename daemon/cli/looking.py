@@ -17,14 +17,7 @@ from daemon.core.hints import command, quantity
 from daemon.ledger import publications
 from daemon.ledger.soundness import MOST
 from daemon.monitoring.overview import say_bytes
-from daemon.terminal.display import (
-    console,
-    errors,
-    print_json,
-    print_listing,
-    print_notices,
-    printable,
-)
+from daemon.terminal.display import console, errors, print_json, print_listing, print_notices, printable
 from daemon.terminal.options import (
     NEAR,
     BinOption,
@@ -55,14 +48,10 @@ def search(
         list[str] | None,
         typer.Argument(metavar="WORDS", help="What to look for; see below.", show_default=False),
     ] = None,
-    by: Annotated[
-        str, option("--by", metavar="WAY", help="words, meaning, both, or disagreement; see below.")
-    ] = "both",
-    bin: Annotated[str, option("--bin", metavar="BIN", help="Only images of this bin.")] = "",
-    newest: Annotated[bool, flag("--newest", help="The newest first, not the best. Only by words.")] = False,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, max=MOST, help="Show at most N images.")
-    ] = 20,
+    by: Annotated[str, option("--by WAY", "words, meaning, both, or disagreement; see below.")] = "both",
+    bin: Annotated[str, option("--bin BIN", "Only images of this bin.")] = "",
+    newest: Annotated[bool, flag("--newest", "The newest first, not the best. Only by words.")] = False,
+    limit: Annotated[int, option("--limit -n N", "Show at most N images.", min=1, max=MOST)] = 20,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -167,15 +156,12 @@ def duplicates(
     near: Annotated[
         str,
         option(
-            "--near",
-            metavar="NEARNESS",
-            help="Least nearness of an image to the best one of its group; hash or hash:0.9 compares hashes.",
+            "--near NEARNESS",
+            "Least nearness of an image to the best one of its group; hash or hash:0.9 compares hashes.",
         ),
     ] = str(NEAR["clip"]),
     bin: BinOption = None,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, max=MOST, help="Show at most N groups.")
-    ] = 20,
+    limit: Annotated[int, option("--limit -n N", "Show at most N groups.", min=1, max=MOST)] = 20,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -280,9 +266,7 @@ def _print_summary(found: Duplicates, stage: str, groups: int, limit: int) -> No
 
 
 def page(
-    listen: Annotated[
-        str, option("--listen", metavar="HOST:PORT", help="Another address than [page] listen.")
-    ] = "",
+    listen: Annotated[str, option("--listen HOST:PORT", "Another address than [page] listen.")] = "",
     config: ConfigOption = None,
 ) -> None:
     """Serve the page with images, search and results, until Ctrl-C.
@@ -340,15 +324,9 @@ def serve_page(config: Config, *, anywhere: bool = False, is_daemons: bool = Fal
 def follow(
     after: Annotated[
         int | None,
-        typer.Option(
-            "--after",
-            metavar="NUMBER",
-            min=0,
-            help="Begin behind this number. Default: now.",
-            show_default=False,
-        ),
+        option("--after NUMBER", "Begin behind this number. Default: now.", min=0, show_default=False),
     ] = None,
-    full: Annotated[bool, flag("--full", help="Print all that the sidecar has.")] = False,
+    full: Annotated[bool, flag("--full", "Print all that the sidecar has.")] = False,
     config: ConfigOption = None,
 ) -> None:
     """Print a line of JSON for each image that is done or has failed.

@@ -28,7 +28,15 @@ from daemon.terminal.display import (
     print_table,
     printable,
 )
-from daemon.terminal.options import IMAGE_HELP, ConfigOption, ForceOption, JsonOption, flag, read_config
+from daemon.terminal.options import (
+    IMAGE_HELP,
+    ConfigOption,
+    ForceOption,
+    JsonOption,
+    flag,
+    option,
+    read_config,
+)
 from daemon.terminal.progress import LATE_SECONDS, Progress
 
 if TYPE_CHECKING:
@@ -67,7 +75,7 @@ def retry(
     images: Annotated[
         list[str] | None, typer.Argument(metavar="IMAGE", help=f"Failed images. {IMAGE_HELP}")
     ] = None,
-    every: Annotated[bool, flag("--all", help="Queue all failed images.")] = False,
+    every: Annotated[bool, flag("--all", "Queue all failed images.")] = False,
     config: ConfigOption = None,
 ) -> None:
     """Queue failed images again, with a fresh set of attempts.
@@ -101,19 +109,19 @@ def redo(
     images: Annotated[
         list[str] | None, typer.Argument(metavar="IMAGE", help=f"Finished images. {IMAGE_HELP}")
     ] = None,
-    every: Annotated[bool, flag("--all", help="Queue all finished images.")] = False,
+    every: Annotated[bool, flag("--all", "Queue all finished images.")] = False,
     stale: Annotated[
         bool,
         flag(
             "--stale",
-            help="Queue the images whose result would change: other models, options, thresholds or rule.",
+            "Queue the images whose result would change: other models, options, thresholds or rule.",
         ),
     ] = False,
     since: Annotated[
         datetime | None,
-        typer.Option(
-            metavar="TIME",
-            help="Queue the images with results of this time or later, and run all models again: their answers may be wrong.",
+        option(
+            "--since TIME",
+            "Queue the images with results of this time or later, and run all models again: their answers may be wrong.",
             formats=TIMES,
         ),
     ] = None,
@@ -191,7 +199,7 @@ def verify(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 
 def repair(
-    dry_run: Annotated[bool, flag("--dry-run", help="Only print what would be done.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Only print what would be done.")] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -282,13 +290,12 @@ def _show(
 def prune(
     older_than: Annotated[
         str,
-        typer.Option(
-            "--older-than",
-            metavar="AGE",
-            help="For example 12h, 90d, 8w or 2y. Default: prune_age_days of the configuration.",
+        option(
+            "--older-than AGE",
+            "For example 12h, 90d, 8w or 2y. Default: prune_age_days of the configuration.",
         ),
     ] = "",
-    dry_run: Annotated[bool, flag("--dry-run", help="Only print what would be removed.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Only print what would be removed.")] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -7,11 +7,10 @@ import os
 import sys
 from array import array
 from collections.abc import Collection, Mapping, Sequence
-from enum import StrEnum
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -57,6 +56,7 @@ from daemon.terminal.options import (
     WhereOption,
     find_config,
     flag,
+    option,
     parse_near,
     read_config,
     read_config_to_look,
@@ -71,27 +71,17 @@ if TYPE_CHECKING:
 
 WATCH_PATIENCE_SECONDS = 3.0  # for an answer of the daemon, before `status --watch` says that there is none
 LEAST_SECONDS = 0.1  # between two looks of `status --watch`
-
-
-class ListedState(StrEnum):
-    pending = "pending"
-    done = "done"
-    failed = "failed"
-    skipped = "skipped"
-    gone = "gone"
+ListedState = Literal["pending", "done", "failed", "skipped", "gone"]
 
 
 def status(
-    watch: Annotated[
-        bool, flag("--watch", "-w", help="Show them again and again in place, until Ctrl-C.")
-    ] = False,
+    watch: Annotated[bool, flag("--watch -w", "Show them again and again in place, until Ctrl-C.")] = False,
     every: Annotated[
         float | None,
-        typer.Option(
-            "--every",
-            metavar="SECONDS",
+        option(
+            "--every SECONDS",
+            "With --watch: time between two looks. Default: 1; 10 if the output is no terminal.",
             min=LEAST_SECONDS,
-            help="With --watch: time between two looks. Default: 1; 10 if the output is no terminal.",
             show_default=False,
         ),
     ] = None,
@@ -170,9 +160,7 @@ def list_images(
             "--status", "--state", "-s", case_sensitive=False, help="List only files in this state."
         ),
     ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, max=MOST, help="List at most N files.")
-    ] = 50,
+    limit: Annotated[int, option("--limit -n N", "List at most N files.", min=1, max=MOST)] = 50,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -291,7 +279,7 @@ def export(
     from daemon.results.export import export_records, format_of
     from daemon.terminal.progress import Progress
 
-    chosen = format.value if format else format_of(file)
+    chosen = format or format_of(file)
     settings = read_config(config, needs_stages=False)
     check_target(settings, file, find_config(config))
     known = LabelStore(settings.state.path).lookup() if labels else contextlib.nullcontext(no_labels)

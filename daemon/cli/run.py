@@ -14,14 +14,7 @@ from daemon.core.errors import Incomplete, Unfinished, VisiondError
 from daemon.core.hints import quantity
 from daemon.core.jobs import JobStatus
 from daemon.system.signals import SHELL_OFFSET
-from daemon.terminal.display import (
-    console,
-    print_found,
-    print_json,
-    print_outcomes,
-    print_trial,
-    printable,
-)
+from daemon.terminal.display import console, print_found, print_json, print_outcomes, print_trial, printable
 from daemon.terminal.options import (
     ConfigOption,
     ForceOption,
@@ -47,19 +40,13 @@ def run(
     config: ConfigOption = None,
     once: Annotated[
         bool,
-        flag(
-            "--once",
-            help="Process the images in the inboxes, then exit: 0 if all succeeded, 1 if some failed.",
-        ),
+        flag("--once", "Process the images in the inboxes, then exit: 0 if all succeeded, 1 if some failed."),
     ] = False,
     limit: Annotated[
-        int | None,
-        typer.Option(
-            "--limit", "-n", metavar="N", min=1, help="With --once: process at most N images, as a trial."
-        ),
+        int | None, option("--limit -n N", "With --once: process at most N images, as a trial.", min=1)
     ] = None,
     allow_failed: Annotated[
-        bool, flag("--allow-failed", help="With --once: exit 0 even if some images failed.")
+        bool, flag("--allow-failed", "With --once: exit 0 even if some images failed.")
     ] = False,
 ) -> None:
     """Run the daemon: watch the inboxes and process every image.
@@ -100,33 +87,20 @@ def run(
         raise typer.Exit(1 if outcomes[JobStatus.FAILED] and not allow_failed else 0)
 
 
-StageOption = Annotated[
-    str, option("--stage", metavar="STAGE", help="The stage: ocr, yolo, clip, blip or another.")
-]
-ModelOption = Annotated[
-    str, option("--model", metavar="MODEL", help="The new model, as `model =` in daemon.toml names it.")
-]
+StageOption = Annotated[str, option("--stage STAGE", "The stage: ocr, yolo, clip, blip or another.")]
+ModelOption = Annotated[str, option("--model MODEL", "The new model, as `model =` in daemon.toml names it.")]
 ChangesOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Another setting of the stage, such as dtype=float16 or options.conf=0.4.",
-    ),
+    option("--set KEY=VALUE", "Another setting of the stage, such as dtype=float16 or options.conf=0.4."),
 ]
-SampleOption = Annotated[
-    int, typer.Option("--sample", metavar="N", min=1, max=MOST_SAMPLE, help="How many images, at random.")
-]
+SampleOption = Annotated[int, option("--sample N", "How many images, at random.", min=1, max=MOST_SAMPLE)]
 PageOption = Annotated[
-    Path | None,
-    typer.Option("--page", metavar="FILE", help="Write a page (HTML) with the images that change most."),
+    Path | None, option("--page FILE", "Write a page (HTML) with the images that change most.")
 ]
 KwhOption = Annotated[
-    float | None, option("--price-per-kwh", metavar="PRICE", min=0, help="Of energy, for the price of all.")
+    float | None, option("--price-per-kwh PRICE", "Of energy, for the price of all.", min=0)
 ]
-HourOption = Annotated[
-    float | None, option("--price-per-hour", metavar="PRICE", min=0, help="Of the machine, the same.")
-]
+HourOption = Annotated[float | None, option("--price-per-hour PRICE", "Of the machine, the same.", min=0)]
 
 
 def compare(

@@ -34,19 +34,14 @@ def setup(
         ),
     ] = "balanced",
     permissive: Annotated[
-        bool, flag("--permissive", help="Only models under the licenses Apache, MIT and BSD.")
+        bool, flag("--permissive", "Only models under the licenses Apache, MIT and BSD.")
     ] = False,
     allow_pickle: Annotated[
         bool,
-        flag(
-            "--allow-pickle",
-            help="Read pickled weights of models that have no others, as `models pull` does.",
-        ),
+        flag("--allow-pickle", "Read pickled weights of models that have no others, as `models pull` does."),
     ] = False,
-    quick: Annotated[
-        bool, flag("--quick", help="Check only files and folders, as `check --quick` does.")
-    ] = False,
-    yes: Annotated[bool, flag("--yes", "-y", help="Do not ask.")] = False,
+    quick: Annotated[bool, flag("--quick", "Check only files and folders, as `check --quick` does.")] = False,
+    yes: Annotated[bool, flag("--yes -y", "Do not ask.")] = False,
     config: ConfigOption = None,
 ) -> None:
     """Download models that know real images, use them, and check that they work.

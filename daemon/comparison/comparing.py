@@ -11,13 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
-from daemon.comparison.changes import (
-    LARGE,
-    AnswerChange,
-    estimate_share,
-    measure_change,
-    measure_error,
-)
+from daemon.comparison.changes import LARGE, AnswerChange, estimate_share, measure_change, measure_error
 from daemon.comparison.running import SampleRun, run_stage
 from daemon.config.loading import Config
 from daemon.core.errors import NothingFound, WrongArgument
