@@ -7,6 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ from daemon.core.errors import NothingFound
 from daemon.core.hints import command, quantity
 from daemon.core.labels import STAGE_OF, Kind
 from daemon.system.log import escape
-from daemon.terminal.display import errors, print_json, print_table, printable
+from daemon.terminal.display import errors, print_found, print_json, print_table, printable
 from daemon.terminal.options import ConfigOption, JsonOption, flag, option, read_config
 from daemon.terminal.progress import Progress
 
@@ -265,18 +266,16 @@ def score(
         raise NothingFound(
             f"There are no labels of images with answers; `{command('labels', 'import')}` reads some in."
         )
-    named = name_apart(scores)
-    rows = [row for each, name in zip(scores, named, strict=True) for row in _rows(each, name)]
     print_table(
-        ("kind", "model", "images", "figure", "score", "95 % of resamples", "compared with the first"), rows
+        ("kind", "model", "images", "figure", "score", "95 % of resamples", "compared with the first"),
+        chain.from_iterable(map(_rows, scores, name_apart(scores))),
     )
-    for note in dict.fromkeys(note for each in scores for note in explain_nothing(each)):
+    for note in dict.fromkeys(chain.from_iterable(map(explain_nothing, scores))):
         errors.print(f"[yellow]Note: {printable(note)}[/yellow]")
     for each in scores if by_label else ():
         classes = sorted(each.classes.items(), key=lambda item: -item[1])
-        if classes:
-            title = f"{each.model.provenance.describe()}, average precision"
-            print_table(("label", "AP"), ((name, f"{value:.3f}") for name, value in classes), title)
+        title = f"{each.model.provenance.describe()}, average precision"
+        print_found(("label", "AP"), ((name, f"{value:.3f}") for name, value in classes), title)
 
 
 def explain_nothing(each: Score) -> Iterator[str]:
