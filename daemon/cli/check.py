@@ -6,7 +6,7 @@ import os
 import resource
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -71,14 +71,18 @@ def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterat
         if file
         else "configuration: no daemon.toml in this folder; every key has its default."
     )
-    surroundings = (_inboxes, _unpacking, _folders, _sinks, _uploads, _ledger, _addresses, _traces)
+    surroundings = (_inboxes, _unpacking, _folders, _sinks, _uploads, _ledger, _address, _page, _traces)
     machine = (_shared_memory, _limits, _gpus)
     yield Finding("ok", source)
     for key, variable in config.variables.items():
         yield Finding("ok", f"configuration: {key} comes from the variable {variable}.")
-    yield from (Finding("warning", risk) for risk in (list_open(file) if file else ()))
+    yield from _each("warning", list_open(file) if file else ())
     for examination in (*surroundings, *machine, _plugins, _rules, partial(_models, quick=quick)):
         yield from examination(config)
+
+
+def _each(grade: str, texts: Iterable[str]) -> Iterator[Finding]:
+    return (Finding(grade, text) for text in texts)
 
 
 def _traces(config: Config) -> Iterator[Finding]:
@@ -93,47 +97,43 @@ def _traces(config: Config) -> Iterator[Finding]:
 
 
 def _plugins(config: Config) -> Iterator[Finding]:
-    for problem in PROBLEMS.values():
-        yield Finding("warning", problem)
+    yield from _each("warning", PROBLEMS.values())
     for name, source in SOURCES.items():
         use = "in use" if name in config.stage_names else "not in use: [pipeline] stages does not name it"
         yield Finding("ok", f"plug-in {source}: stage {name} is installed and {use}.")
 
 
 def _inboxes(config: Config) -> Iterator[Finding]:
-    for problem in ask_files(partial(find_shared_folders, config)) or ():
-        yield Finding("error", problem)
+    yield from _each("error", ask_files(partial(find_shared_folders, config)) or ())
     for inbox in config.inbox:
         if (config.state.path / LEDGER).exists() and (added := describe_added(inbox.ignore)):
             yield Finding("warning", f"inbox {inbox.place}: {added}.")
-        if inbox.url:
-            yield _bucket(inbox)
-            continue
-        there = is_there(inbox.path)
-        if there is None:
-            yield Finding(
-                "warning",
-                f"inbox {inbox.path} does not answer; is its mount dead? `run` processes the other inboxes.",
-            )
-        elif not there:
-            yield Finding("error", describe_missing(inbox.path))
-        elif not os.access(inbox.path, os.R_OK | os.X_OK):
-            yield Finding("error", f"inbox {inbox.path} cannot be read by this user; fix its permissions.")
-        elif (setting := _what_writes(config, inbox)) and not os.access(inbox.path, os.W_OK):
-            yield Finding(
-                "error", f"inbox {inbox.path} cannot be written, but {setting}; fix its permissions."
-            )
-        else:
-            scanned = is_network_mount(inbox.path)
-            how = "scanned regularly: network mounts send no events" if scanned else "watched for events"
-            yield Finding("ok", f"inbox {inbox.path} is {how}.")
-            yield from _folders_within(inbox, Destination.of(inbox, config).longest_path)
+        yield from _bucket(inbox) if inbox.url else _folder(config, inbox)
 
 
-def _bucket(inbox: Inbox) -> Finding:
+def _bucket(inbox: Inbox) -> Iterator[Finding]:
     if problem := find_trouble(inbox.url):
-        return Finding("error", f"inbox {problem}.")
-    return Finding("ok", f"inbox {inbox.url} answers; it is listed regularly, as stores send no events.")
+        yield Finding("error", f"inbox {problem}.")
+    else:
+        yield Finding("ok", f"inbox {inbox.url} answers; it is listed regularly, as stores send no events.")
+
+
+def _folder(config: Config, inbox: Inbox) -> Iterator[Finding]:
+    there = is_there(inbox.path)
+    if there is None:
+        said = f"inbox {inbox.path} does not answer; is its mount dead? `run` processes the other inboxes."
+        yield Finding("warning", said)
+    elif not there:
+        yield Finding("error", describe_missing(inbox.path))
+    elif not os.access(inbox.path, os.R_OK | os.X_OK):
+        yield Finding("error", f"inbox {inbox.path} cannot be read by this user; fix its permissions.")
+    elif (setting := _what_writes(config, inbox)) and not os.access(inbox.path, os.W_OK):
+        yield Finding("error", f"inbox {inbox.path} cannot be written, but {setting}; fix its permissions.")
+    else:
+        scanned = is_network_mount(inbox.path)
+        how = "scanned regularly: network mounts send no events" if scanned else "watched for events"
+        yield Finding("ok", f"inbox {inbox.path} is {how}.")
+        yield from _folders_within(inbox, Destination.of(inbox, config).longest_path)
 
 
 def _folders_within(inbox: Inbox, longest: int) -> Iterator[Finding]:
@@ -169,7 +169,7 @@ def _unpacking(config: Config) -> Iterator[Finding]:
 
 def _folders(config: Config) -> Iterator[Finding]:
     blocked = ask_files(partial(find_blocked, config)) or {}
-    yield from (Finding("error", problem) for problem in blocked.values())
+    yield from _each("error", blocked.values())
     for key, folder in list_written_folders(config).items():
         if key in blocked:
             continue
@@ -211,8 +211,8 @@ def _ledger(config: Config) -> Iterator[Finding]:
     try:
         with open_reader(config) as reader:
             images = sum(reader.counts().values())
-            yield from (Finding("error", problem) for problem in find_renamed(config, reader))
-            yield from (Finding("warning", warning) for warning in find_left_out(config, reader))
+            yield from _each("error", find_renamed(config, reader))
+            yield from _each("warning", find_left_out(config, reader))
             with reader.lend() as connection:
                 version = read_version(path, connection)
         if version < WITH_ORDER:
@@ -229,12 +229,11 @@ def _ledger(config: Config) -> Iterator[Finding]:
         yield Finding("error", f"ledger: {error}")
 
 
-def _addresses(config: Config) -> Iterator[Finding]:
-    """An address of the page that is in use holds nothing up, so it is only a warning."""
+def _address(config: Config) -> Iterator[Finding]:
     http = config.http
     if http.listen:
-        yield _address(config, http, "http", " by the daemon of this state folder", "error")
-    yield from (Finding("warning", risk) for risk in risks(http))
+        yield _listen(config, http, "http", " by the daemon of this state folder", "error")
+    yield from _each("warning", risks(http))
     for key, file, read in (
         ("token_file", http.token_file, read_token),
         ("tls_certificate", http.tls_certificate, load_certificate),
@@ -244,18 +243,23 @@ def _addresses(config: Config) -> Iterator[Finding]:
                 yield Finding("ok", f"http.{key}: {file} is usable.")
         except ConfigError as error:
             yield Finding("error", str(error))
-    if config.page.listen:
-        yield _address(config, config.page_http, "page", ", perhaps by this daemon's page", "warning")
-        yield from (Finding("warning", risk) for risk in risks(config.page_http, "page"))
-        try:
-            made_by_daemon = config.state.path / PAGE_TOKEN  # when it starts
-            if not http.token_file and made_by_daemon.exists():
-                read_page_token(config)
-        except (OSError, ConfigError) as error:
-            yield Finding("error", f"page: {error}")
 
 
-def _address(config: Config, http: Http, section: str, user: str, grade: str) -> Finding:
+def _page(config: Config) -> Iterator[Finding]:
+    """An address that is in use holds nothing up, so it is only a warning."""
+    if not config.page.listen:
+        return
+    yield _listen(config, config.page_http, "page", ", perhaps by this daemon's page", "warning")
+    yield from _each("warning", risks(config.page_http, "page"))
+    try:
+        made_by_daemon = config.state.path / PAGE_TOKEN  # when it starts
+        if not config.http.token_file and made_by_daemon.exists():
+            read_page_token(config)
+    except (OSError, ConfigError) as error:
+        yield Finding("error", f"page: {error}")
+
+
+def _listen(config: Config, http: Http, section: str, user: str, grade: str) -> Finding:
     """Whether it can be listened at. user: by whom, if a daemon runs. grade: if none does."""
     try:
         listen(http, section).close()
@@ -315,16 +319,15 @@ def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
     try:
         layout, looks = lay_out(config)
     except VisiondError as error:
-        yield from (Finding("error", line) for line in str(error).splitlines())
+        yield from _each("error", str(error).splitlines())
         return
     yield from _weights(config, layout)
     for look in looks:
         yield Finding("ok", f"{look.segment.name}: {look.describe()}; {describe_weights(look.spec)}.")
         if words := describe_words(look.spec, look.name):
             yield Finding("warning", f"{look.segment.name}: {words}")
-        yield from (
-            Finding("warning", f"{line}.") for line in list_notices([(look.segment.name, look.spec.notice)])
-        )
+        notices = list_notices([(look.segment.name, look.spec.notice)])
+        yield from _each("warning", (f"{line}." for line in notices))
     if quick:
         return
     for tryout in try_stages(layout):
@@ -370,14 +373,10 @@ def _findings(what: str, tryout: Tryout) -> Iterator[Finding]:
 
 
 def _rules(config: Config) -> Iterator[Finding]:
-    if config.binning.rules:
+    tries = [partial(try_rule, config)] if config.binning.rules else []
+    tries += [partial(try_choice, config, look) for look in config.second_look if look.function]
+    for attempt in tries:
         try:
-            yield Finding("ok", try_rule(config))
+            yield Finding("ok", attempt())
         except RuleFailed as error:
             yield Finding("error", str(error))
-    for look in config.second_look:
-        if look.function:
-            try:
-                yield Finding("ok", try_choice(config, look))
-            except RuleFailed as error:
-                yield Finding("error", str(error))

@@ -17,7 +17,7 @@ from daemon.core.errors import NothingFound
 from daemon.core.hints import command, quantity
 from daemon.core.labels import STAGE_OF, Kind
 from daemon.system.log import escape
-from daemon.terminal.display import errors, print_found, print_json, print_table, printable
+from daemon.terminal.display import errors, print_found, print_json, print_table, print_warning, printable
 from daemon.terminal.options import ConfigOption, JsonOption, flag, option, read_config
 from daemon.terminal.progress import Progress
 
@@ -81,8 +81,8 @@ def import_labels(
     left_out: Counter[str] = Counter()
     given = [*read_labels(file, lambda why: left_out.update([why]))]
     said = [each for each in given if not only or each.kind in only]
-    folder = images or (file if file.is_dir() else file.parent)
     with open_reader(settings) as reader, Progress("images") as progress:
+        folder = images or (file if file.is_dir() else file.parent)
         names = [each.name for each in said]
         found = find_images(reader, names, folder, by_file_name=by_file_name, step=progress.step)
         kept = keep_known(said, found.images, left_out)
@@ -91,15 +91,7 @@ def import_labels(
     rows = [(digest, kind, value) for (digest, kind), value in kept.items()]
     known_as = (origin or os.path.basename(os.path.abspath(file))).encode(errors="replace").decode()
     replaced = store.keep(rows, known_as) if rows else 0
-    kinds = Counter(str(kind) for _, kind in kept)
-    if as_json:
-        print_json(_describe(kinds, replaced, found, left_out))
-    else:
-        print(
-            *(f"{kind} of {quantity(count, 'image')}\n" for kind, count in sorted(kinds.items())),
-            sep="",
-            end="",
-        )
+    _print_kept(Counter(str(kind) for _, kind in kept), replaced, found, left_out, as_json=as_json)
     _print_trouble(found, left_out, replaced)
     if why:
         raise NothingFound(f"Nothing is kept: {why}")
@@ -128,17 +120,23 @@ def _explain_empty(
     )
 
 
-def _describe(
-    kinds: Counter[str], replaced: int, found: Matches, left_out: Counter[str]
-) -> dict[str, object]:
-    return {
-        "labels": kinds,
-        "replaced": replaced,
-        "by_file_name": found.by_file_name,
-        "unknown": [escape(name) for name in found.unknown],
-        "ambiguous": [escape(name) for name in sorted(found.ambiguous)],
-        "left_out": left_out,
-    }
+def _print_kept(
+    kinds: Counter[str], replaced: int, found: Matches, left_out: Counter[str], *, as_json: bool
+) -> None:
+    if not as_json:
+        for kind, count in sorted(kinds.items()):
+            print(f"{kind} of {quantity(count, 'image')}")
+        return
+    print_json(
+        {
+            "labels": kinds,
+            "replaced": replaced,
+            "by_file_name": found.by_file_name,
+            "unknown": [*map(escape, found.unknown)],
+            "ambiguous": [*map(escape, sorted(found.ambiguous))],
+            "left_out": left_out,
+        }
+    )
 
 
 def _print_trouble(found: Matches, left_out: Counter[str], replaced: int) -> None:
@@ -168,7 +166,7 @@ def _print_trouble(found: Matches, left_out: Counter[str], replaced: int) -> Non
             f"{names} found at no image that is DONE, such as {found.unknown[0]}. {' '.join(hints)}"
         )
     for trouble in troubles:
-        errors.print(f"[yellow]{printable(trouble)}[/yellow]")
+        print_warning(trouble)
 
 
 @labels_app.command("list")
@@ -271,7 +269,7 @@ def score(
         chain.from_iterable(map(_rows, scores, name_apart(scores))),
     )
     for note in dict.fromkeys(chain.from_iterable(map(explain_nothing, scores))):
-        errors.print(f"[yellow]Note: {printable(note)}[/yellow]")
+        print_warning(f"Note: {note}")
     for each in scores if by_label else ():
         classes = sorted(each.classes.items(), key=lambda item: -item[1])
         title = f"{each.model.provenance.describe()}, average precision"

@@ -17,7 +17,16 @@ from daemon.core.hints import command, quantity
 from daemon.ledger import publications
 from daemon.ledger.soundness import MOST
 from daemon.monitoring.overview import say_bytes
-from daemon.terminal.display import console, errors, print_json, print_listing, print_notices, printable
+from daemon.terminal.display import (
+    console,
+    errors,
+    print_cut,
+    print_json,
+    print_listing,
+    print_notices_of,
+    print_warning,
+    printable,
+)
 from daemon.terminal.options import (
     NEAR,
     BinOption,
@@ -90,7 +99,7 @@ def search(
     from daemon.search.searcher import UNCUT, By
     from daemon.terminal.progress import Progress
 
-    if not (by in (By.words, By.meaning, By.both) or parse_order(by)):
+    if by not in (By.words, By.meaning, By.both) and not parse_order(by):
         orders = ", ".join(list_orders())
         raise typer.BadParameter(f"it is words, meaning, both, or one of {orders}.", param_hint="--by")
     query = parse(" ".join(words or [])).narrowed(bin=[bin] if bin else [])
@@ -99,27 +108,25 @@ def search(
         if bin:
             refuse_unknown_bins([bin], reader.bin_counts())
         with Progress("images") as progress, open_searcher(settings, reader, progress.step) as searcher:
-            way = "newest" if newest and not parse_order(by) else by
-            found = _find(searcher, query, way, limit + 1)  # one more, to know whether there are more
+            # One more, to know whether there are more.
+            found = _find(searcher, query, by, limit + 1, newest=newest)
         hits = {hit.image: hit for hit in found.hits[:limit]}
         records = reader.find_numbers(list(hits))
-    if found.problem:
-        errors.print(f"[yellow]{printable(found.problem)}[/yellow]")
+    print_warning(found.problem)
     if found.is_uncut and not as_json:
         errors.print(UNCUT)
     _print([(record, hits[record.id]) for record in records], as_json=as_json)
     if len(found.hits) > limit:
-        images = "image is" if limit == 1 else f"{limit:,} images are"
-        errors.print(f"Only the first {images} shown; --limit N shows more.")
+        print_cut("image", limit)
 
 
-def _find(searcher: Searcher, query: Query, by: str, limit: int) -> Found:
+def _find(searcher: Searcher, query: Query, by: str, limit: int, *, newest: bool) -> Found:
     from daemon.search.evidence import parse_order
     from daemon.search.searcher import NEWEST, By
 
     if parse_order(by):
         return searcher.disagreeing(query, by, 0, limit)
-    if by == "newest" or not query.sentence:
+    if newest or not query.sentence:
         return searcher.newest(query, NEWEST, limit)
     found = searcher.best(query, By(by), limit=limit)
     return replace(found, problem=f"By words only: {found.problem}" if found.problem else "")
@@ -147,7 +154,7 @@ def _print(found: list[tuple[Record, Hit]], *, as_json: bool) -> None:
             for r, hit in found
         ),
     )
-    print_notices((model.stage, model.notice) for record, _ in found for model in record.models)
+    print_notices_of(record for record, _ in found)
     if not found:
         errors.print("No image fits.")
 
@@ -254,14 +261,13 @@ def _print_summary(found: Duplicates, stage: str, groups: int, limit: int) -> No
     else:
         errors.print(f"No image is near a better one; {images} compared. A lower --near finds more.")
     if groups > limit:
-        shown = "group is" if limit == 1 else f"{limit:,} groups are"
-        errors.print(f"Only the first {shown} shown; --limit N shows more.")
+        print_cut("group", limit)
     if found.without:
         first = ", ".join(map(str, found.without[:3]))
-        errors.print(
-            f"[yellow]{quantity(len(found.without), 'image')} could not be compared: no result of the same model of stage "
+        print_warning(
+            f"{quantity(len(found.without), 'image')} could not be compared: no result of the same model of stage "
             f"{stage}: {first}{', …' if len(found.without) > 3 else ''}. "
-            f"`{printable(command('redo', '--stale'))}` computes those of the present model; --json lists all.[/yellow]"
+            f"`{command('redo', '--stale')}` computes those of the present model; --json lists all."
         )
 
 

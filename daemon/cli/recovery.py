@@ -26,6 +26,7 @@ from daemon.terminal.display import (
     print_older_settings,
     print_put_back,
     print_table,
+    print_warning,
     printable,
 )
 from daemon.terminal.options import (
@@ -255,35 +256,32 @@ def _show(
     from daemon.maintenance import verify as recovery
 
     counts: Counter[str] = Counter()
-    amiss: list[SidecarState] = []
+    amiss: list[dict[str, str]] = []
     kept = ""  # where the old ledger is, if it was replaced
     with Progress("sidecars", after=LATE_SECONDS) as progress:
         for finding in progress.track(find(progress)):
+            file = finding.file.decode(errors="replace")
             if finding.kind == "kept":
-                kept = finding.file.decode(errors="replace")
+                kept = file
                 continue
             counts[finding.kind] += 1
             if finding.kind not in ("whole", "restored"):
-                amiss.append(finding)
+                amiss.append({"kind": finding.kind, "file": file, "detail": finding.detail})
     notes = recovery.describe_left_out(config)
     if left_out := counts["left out"]:
         notes.append(LEFT_OUT.format(quantity(left_out, "sidecar")))
-    rows = [(finding.kind, finding.file.decode(errors="replace"), finding.detail) for finding in amiss]
     if as_json:
-        named = [dict(zip(("kind", "file", "detail"), row, strict=True)) for row in rows]
         extras = {"old_ledger": kept, "notes": notes}
-        print_json(
-            {"counts": counts, "amiss": named} | {key: value for key, value in extras.items() if value}
-        )
+        print_json({"counts": counts, "amiss": amiss} | {key: extras[key] for key in extras if extras[key]})
         return counts
-    for kind, file, detail in rows:
-        console.print(f"{kind:10}{printable(file)}  {printable(detail)}".rstrip())
+    for each in amiss:
+        console.print(f"{each['kind']:10}{printable(each['file'])}  {printable(each['detail'])}".rstrip())
     summary = ", ".join(f"{count} {kind}{done.get(kind, '')}" for kind, count in counts.items())
     print(f"sidecars: {summary or 'none'}")
     if kept:
         console.print(f"The ledger was rebuilt from the sidecars. The old one is kept as {printable(kept)}.")
     for note in notes:
-        errors.print(f"[yellow]Note: {printable(note)}[/yellow]")
+        print_warning(f"Note: {note}")
     return counts
 
 

@@ -23,13 +23,16 @@ from daemon.terminal.display import (
     console,
     errors,
     print_chores,
+    print_cut,
     print_failed_hint,
     print_json,
     print_listing,
     print_looks,
-    print_notices,
+    print_notices_of,
+    print_sentences,
     print_sinks,
     print_unread,
+    print_warning,
     print_workers,
     printable,
     show_labels,
@@ -123,17 +126,13 @@ def status(
 
 
 def print_status(snapshot: Snapshot) -> None:
-    console.print(snapshot.sentence())
-    if limit := snapshot.limit.sentence():
-        console.print(printable(limit))
+    print_sentences(snapshot.sentence(), snapshot.limit.sentence())
     if snapshot.failed:
         print_failed_hint()
-    if outdated := snapshot.outdated_sentence():
-        console.print(printable(outdated))
+    print_sentences(snapshot.outdated_sentence())
     if snapshot.unread:
         print_unread(snapshot)
-    if success := snapshot.exchange.success():
-        console.print(printable(success))
+    print_sentences(snapshot.exchange.success())
     for line in list_notices(snapshot.notices.items()):
         console.print(f"[yellow]{printable(line)}[/yellow]")
     print_workers(snapshot)
@@ -177,9 +176,10 @@ def list_images(
     from daemon.ledger.records import open_reader
 
     with open_reader(read_config_to_look(config)) as reader:
-        records = list(reader.newest(JobStatus[status.upper()] if status else None, limit))
+        state = JobStatus[status.upper()] if status else None
+        records = list(reader.newest(state, limit))
         # The newest version of a file may have another state.
-        versions = reader.counts()[JobStatus[status.upper()]] if status and len(records) < limit else 0
+        older = reader.counts()[state] - len(records) if state is not None and len(records) < limit else 0
         print_unwritten(reader)
     if as_json:
         print_json(
@@ -190,12 +190,11 @@ def list_images(
         ("id", "state", "file", "bin or reason"),
         ((r.id, r.status.name, os.fsdecode(r.location), r.summary) for r in records),
     )
-    print_notices((model.stage, model.notice) for record in records for model in record.models)
+    print_notices_of(records)
     if len(records) == limit:
-        newest = "file is" if limit == 1 else f"{limit:,} files are"
-        errors.print(f"Only the newest {newest} listed; --limit N lists more.")
-    if status and (older := max(0, versions - len(records))):
-        are = f"{quantity(older, 'older version')} of files {'is' if older == 1 else 'are'} {status.upper()} too"
+        print_cut("file", limit, "newest", ("listed", "lists"))
+    if state is not None and older > 0:
+        are = f"{quantity(older, 'older version')} of files {'is' if older == 1 else 'are'} {state.name} too"
         errors.print(f"{are}: `{printable(command('status'))}` counts versions, and this list has files.")
 
 
@@ -300,7 +299,7 @@ def export(
             force=force,
             mark=bom,
             half=float16,
-            warn=lambda text: errors.print(f"[yellow]{printable(text)}[/yellow]"),
+            warn=print_warning,
         )
         print_unwritten(reader)
         left_out = sum(reader.bin_counts().values()) - written if ratio else 0
@@ -346,8 +345,7 @@ def _find_first(
         wanted = (image for image in images if among is None or image in among)
         found = array("q", islice(wanted, limit))
     progress.begin("rows")
-    if trouble := searcher.index.trouble:
-        errors.print(f"[yellow]{printable(trouble)}[/yellow]")
+    print_warning(searcher.index.trouble)
     return found
 
 
@@ -368,8 +366,7 @@ def _find_near(
     progress.begin("rows")
     if found.without:
         count = quantity(len(found.without), "image")
-        errors.print(
-            f"[yellow]{count} could not be compared, without a result of stage {stage}: "
-            f"`{command('duplicates')}` says more.[/yellow]"
+        print_warning(
+            f"{count} could not be compared, without a result of stage {stage}: `{command('duplicates')}` says more."
         )
     return found.better()

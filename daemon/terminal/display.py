@@ -109,6 +109,26 @@ def print_error(sentence: str) -> None:
     structlog.get_logger().error(sentence)
 
 
+def print_warning(text: str) -> None:
+    """Print a sentence in yellow on standard error, unless it is empty."""
+    if text:
+        errors.print(f"[yellow]{printable(text)}[/yellow]")
+
+
+def print_sentences(*texts: str) -> None:
+    """Print those that are not empty, each on a line."""
+    for text in filter(None, texts):
+        console.print(printable(text))
+
+
+def print_cut(
+    noun: str, limit: int, which: str = "first", shown: tuple[str, str] = ("shown", "shows")
+) -> None:
+    """Print that there are more than the `limit` ones that are shown."""
+    are = f"{noun} is" if limit == 1 else f"{limit:,} {noun}s are"
+    errors.print(f"Only the {which} {are} {shown[0]}; --limit N {shown[1]} more.")
+
+
 def print_finding(grade: str, text: str) -> None:
     """Print a finding of a check. grade: "ok", "warning" or "error"."""
     color = {"ok": "green", "warning": "yellow", "error": "red"}[grade]
@@ -318,8 +338,7 @@ def print_outcomes(outcomes: Counter[JobStatus], progress: Progress, config: Con
         f"{', '.join(ends)} in {seconds:.1f} s, {rate:,.1f} images/s; results are in {printable(config.output.results)}"
     )
     print_notices(progress.notices.items())
-    if progress.outdated:
-        console.print(printable(progress.outdated))
+    print_sentences(progress.outdated)
     if outcomes[JobStatus.FAILED]:
         print_failed_hint()
 
@@ -335,7 +354,12 @@ def print_trial(left: int, limit: int) -> None:
 def print_notices(pairs: Iterable[tuple[str, str]]) -> None:
     """Print notices on stderr, so that piped output stays as it is. pairs: of stage and notice."""
     for line in list_notices(pairs):
-        errors.print(f"[yellow]Note: {printable(line)}.[/yellow]")
+        print_warning(f"Note: {line}.")
+
+
+def print_notices_of(records: Iterable[Record]) -> None:
+    """As `print_notices`, of the models that made the results of these."""
+    print_notices((model.stage, model.notice) for record in records for model in record.models)
 
 
 def print_put_back(images: int, asked: int, *, is_running: bool) -> None:

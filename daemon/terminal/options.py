@@ -214,7 +214,7 @@ def read_roughly(path: Path | None) -> tuple[Config, ConfigError | None]:
 def read_config_to_look(path: Path | None) -> Config:
     """As read_config, for commands that only look. A problem of the configuration is a line on stderr: a daemon
     that runs goes on with the configuration that it had."""
-    from daemon.terminal.display import errors, printable
+    from daemon.terminal.display import print_warning
 
     config, problem = read_roughly(path)
     if problem:
@@ -222,16 +222,15 @@ def read_config_to_look(path: Path | None) -> Config:
         more = f" (and {quantity(len(lines) - 1, 'other problem')})" if lines[1:] else ""
         rest = f"This command leaves that part out; `{command('check')}` lists all problems."
         first = f"{lines[0].rstrip('.')}{more}"
-        sentence = first if first.endswith("?") else f"{first}."
-        errors.print(f"[yellow]Warning: {printable(f'{sentence} {rest}')}[/yellow]")
+        print_warning(f"Warning: {first}{'' if first.endswith('?') else '.'} {rest}")
     return config
 
 
 def _warn(sentence: str) -> None:
-    from daemon.terminal.display import errors, printable
+    from daemon.terminal.display import print_warning
 
     until_then = "Until then, commands that need it are refused, such as `run` and `redo`."
-    errors.print(f"[yellow]Warning: {printable(sentence)} {until_then}[/yellow]")
+    print_warning(f"Warning: {sentence} {until_then}")
 
 
 def parse_near(text: str) -> tuple[str, float]:

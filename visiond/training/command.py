@@ -16,7 +16,7 @@ from daemon.core.errors import MissingLibrary, NotWritable, WrongArgument
 from daemon.core.hints import command, quantity
 from daemon.system.gpus import Gpu, list_gpus
 from daemon.system.signals import INTERRUPTED
-from daemon.terminal.display import errors, printable
+from daemon.terminal.display import errors, print_warning, printable
 from daemon.terminal.options import ConfigOption, WandbOption, check_trackers, flag, option, read_config
 from daemon.terminal.progress import LATE_SECONDS, Progress
 
@@ -274,7 +274,7 @@ def find_data(task: Task, options: Options, config: Config) -> Data:
         with open_reader(config) as reader:
             data = read_store(LabelStore(config.state.path), reader, KINDS[task], options.held_out)
     for why, number in data.left_out.items():
-        errors.print(f"[yellow]{printable(f'Left out: {why} ({number:,}).')}[/yellow]")
+        print_warning(f"Left out: {why} ({number:,}).")
     check(data)
     return data
 
