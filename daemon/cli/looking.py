@@ -16,6 +16,7 @@ from daemon.core.errors import ConfigError, VisiondError
 from daemon.core.hints import command, quantity
 from daemon.ledger import publications
 from daemon.ledger.soundness import MOST
+from daemon.monitoring.notices import notices_of
 from daemon.monitoring.overview import say_bytes
 from daemon.terminal.display import (
     console,
@@ -23,7 +24,7 @@ from daemon.terminal.display import (
     print_cut,
     print_json,
     print_listing,
-    print_notices_of,
+    print_notices,
     print_warning,
     printable,
 )
@@ -154,7 +155,7 @@ def _print(found: list[tuple[Record, Hit]], *, as_json: bool) -> None:
             for r, hit in found
         ),
     )
-    print_notices_of(record for record, _ in found)
+    print_notices(notices_of(record for record, _ in found))
     if not found:
         errors.print("No image fits.")
 

@@ -18,7 +18,7 @@ from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus
 from daemon.core.labels import no_labels
 from daemon.ledger.soundness import MOST
-from daemon.monitoring.notices import list_notices
+from daemon.monitoring.notices import list_notices, notices_of
 from daemon.terminal.display import (
     console,
     errors,
@@ -28,7 +28,7 @@ from daemon.terminal.display import (
     print_json,
     print_listing,
     print_looks,
-    print_notices_of,
+    print_notices,
     print_sentences,
     print_sinks,
     print_unread,
@@ -190,7 +190,7 @@ def list_images(
         ("id", "state", "file", "bin or reason"),
         ((r.id, r.status.name, os.fsdecode(r.location), r.summary) for r in records),
     )
-    print_notices_of(records)
+    print_notices(notices_of(records))
     if len(records) == limit:
         print_cut("file", limit, "newest", ("listed", "lists"))
     if state is not None and older > 0:

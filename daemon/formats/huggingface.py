@@ -113,7 +113,7 @@ def _describe(count: int, filled: set[str], models: list[dict[str, Any]]) -> str
     rows = (
         (
             m["stage"],
-            m.get("repository") or m.get("name") or m["fingerprint"],
+            next(m[key] for key in ("repository", "name", "fingerprint") if key in m),
             m.get("commit", ""),
             m.get("license", ""),
         )

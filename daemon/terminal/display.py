@@ -20,7 +20,7 @@ from daemon.core.errors import NotPrinted, ReaderGone
 from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus
 from daemon.core.labels import Kind, Label, Value
-from daemon.monitoring.notices import list_notices
+from daemon.monitoring.notices import list_notices, notices_of
 from daemon.system.log import escape, is_json
 from stages.blip.descriptor import BLIP
 from stages.contract.binning import describe
@@ -248,7 +248,7 @@ def show_record(record: Record) -> None:
         + (f", one of {record.pages:,} pages or frames" if record.pages > 1 else "")
     )
     console.print(f"inbox  {printable(os.fsdecode(record.inbox_path))}")
-    for line in list_notices((model.stage, model.notice) for model in record.models):
+    for line in list_notices(notices_of([record])):
         console.print(f"[yellow]{printable(line)}[/yellow]")
     if record.status is not JobStatus.DONE:
         reason = ": ".join(filter(None, (record.reason, record.detail)))
@@ -355,11 +355,6 @@ def print_notices(pairs: Iterable[tuple[str, str]]) -> None:
     """Print notices on stderr, so that piped output stays as it is. pairs: of stage and notice."""
     for line in list_notices(pairs):
         print_warning(f"Note: {line}.")
-
-
-def print_notices_of(records: Iterable[Record]) -> None:
-    """As `print_notices`, of the models that made the results of these."""
-    print_notices((model.stage, model.notice) for record in records for model in record.models)
 
 
 def print_put_back(images: int, asked: int, *, is_running: bool) -> None:

@@ -152,12 +152,14 @@ def read_changes(model: str, changes: Sequence[str]) -> dict[str, str]:
     """Settings of a stage by their keys, from --model and --set. Raises WrongArgument."""
     from daemon.core.errors import WrongArgument
 
-    pairs = [change.partition("=") for change in changes]
-    if wrong := [key for key, equals, _ in pairs if not key or not equals]:
-        raise WrongArgument(
-            f"--set {wrong[0]} has no value; write --set KEY=VALUE, for example --set dtype=float32."
-        )
-    named = {key.strip(): value.strip() for key, _, value in pairs}
+    named = {}
+    for change in changes:
+        key, equals, value = change.partition("=")
+        if not key or not equals:
+            raise WrongArgument(
+                f"--set {key} has no value; write --set KEY=VALUE, for example --set dtype=float32."
+            )
+        named[key.strip()] = value.strip()
     if model:  # a path is seen from here, and not from the folder of the configuration
         named["model"] = os.path.abspath(model) if "/" in model and os.path.exists(model) else model
     if not named:

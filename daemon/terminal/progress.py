@@ -73,10 +73,15 @@ class Progress:
         if self._bar and now - self._waited_at >= WAIT_SECONDS:
             self._waited_at = now
             self._draw(total=None, rate=f"{sentence}, {self.seconds:.0f} s")
-        elif self._shown and not self._bar and now - self._lined_at >= LINE_SECONDS:
-            self._lined_at = now
-            print_line(f"{sentence}, {self.seconds:.0f} s")
+        elif not self._bar:
+            self._print(f"{sentence}, {self.seconds:.0f} s")
         return True
+
+    def _print(self, line: str) -> None:
+        """Unless there was one a moment ago."""
+        if self._shown and time.monotonic() - self._lined_at >= LINE_SECONDS:
+            self._lined_at = time.monotonic()
+            print_line(line)
 
     def track(self, things: Iterable[Thing]) -> Iterator[Thing]:
         """The same things, each counted when the next one is asked for."""
@@ -92,11 +97,10 @@ class Progress:
         note = f", {note}" if note else ""
         if self._bar:
             self._draw(completed=done, total=total, rate=f"{rate:,.1f} {self._unit}/s{note}")
-        elif self._shown and time.monotonic() - self._lined_at >= LINE_SECONDS:
-            self._lined_at = time.monotonic()
+        else:
             of = f" of {total:,}" if total else ""
             left = f", {(total - done) / rate:.0f} s to go" if total and rate else ""
-            print_line(f"{done:,}{of} {self._unit}, {rate:,.1f}/s{left}{note}")
+            self._print(f"{done:,}{of} {self._unit}, {rate:,.1f}/s{left}{note}")
 
     def show(self, snapshot: Snapshot) -> None:
         """Show the daemon's progress since it started."""

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 from daemon.config.loading import Config
 from daemon.core.errors import VisiondError
 from daemon.core.jobs import JobStatus
-from daemon.monitoring.notices import list_notices
+from daemon.monitoring.notices import list_notices, notices_of
 from daemon.search.duplicates import read_group_of
 from daemon.search.index import SearchUnusable
 from daemon.search.query import UNPUBLISHED, Query, QueryError
@@ -94,12 +94,12 @@ class Images:
             "has_results": asked.state not in UNPUBLISHED,
             "warming": found.is_warming and self._address("/", **here),
             "again": self._address("/images/again", **here | {"cursor": 0}),
-            "uncut": UNCUT if found.is_uncut else "",
+            "uncut": UNCUT * found.is_uncut,
             "most_downloaded": MOST,
             "newest": 0 if asked.cursor else about.place,
             "problem": problem or found.problem,
             "refused": bool(problem),
-            "notices": list_notices((model.stage, model.notice) for each in records for model in each.models),
+            "notices": list_notices(notices_of(records)),
             "is_part": _wants_cards(request),
         }
         if _wants_cards(request):
@@ -132,7 +132,7 @@ class Images:
             "group": await run_sync(self._count_group, record.id),
             "before": newer and self._address(f"/images/{newer}", **asked.values()),
             "after": older and self._address(f"/images/{older}", **asked.values()),
-            "notices": list_notices((model.stage, model.notice) for model in record.models),
+            "notices": list_notices(notices_of([record])),
         }
         return self._show(request, "image.html", values)
 
