@@ -103,7 +103,7 @@ def search(
     if by not in (By.words, By.meaning, By.both) and not parse_order(by):
         orders = ", ".join(list_orders())
         raise typer.BadParameter(f"it is words, meaning, both, or one of {orders}.", param_hint="--by")
-    query = parse(" ".join(words or [])).narrowed(bin=[bin] if bin else [])
+    query = parse(" ".join(words or [])).narrowed(bin=[bin] * bool(bin))
     settings = read_config(config, needs_stages=False)
     with open_reader(settings) as reader:
         if bin:

@@ -96,13 +96,14 @@ def list_models(
             "it is for the models that can be downloaded; add --catalog", param_hint="--sizes"
         )
     settings = read_config(config)
-    problems = []
-    if not catalog:
-        problems += (print_packs_json if as_json else print_packs)(settings, stages)
-    if not as_json and not catalog:
+    if catalog:
+        problems = (print_catalog_json if as_json else print_catalog)(settings, stages, ask=sizes)
+    elif as_json:
+        problems = print_packs_json(settings, stages)
+    else:
+        problems = print_packs(settings, stages)
         print()
-    if catalog or not as_json:
-        problems += (print_catalog_json if as_json else print_catalog)(settings, stages, ask=sizes)
+        problems += print_catalog(settings, stages, ask=sizes)
     for problem in problems:
         print_error(problem)
 

@@ -178,24 +178,21 @@ def list_images(
     with open_reader(read_config_to_look(config)) as reader:
         state = JobStatus[status.upper()] if status else None
         records = list(reader.newest(state, limit))
-        # The newest version of a file may have another state.
-        older = reader.counts()[state] - len(records) if state is not None and len(records) < limit else 0
         print_unwritten(reader)
-    if as_json:
-        print_json(
-            [record.document() | {"location": record.location.decode(errors="replace")} for record in records]
+        if as_json:
+            print_json([r.document() | {"location": r.location.decode(errors="replace")} for r in records])
+            return
+        print_listing(
+            ("id", "state", "file", "bin or reason"),
+            ((r.id, r.status.name, os.fsdecode(r.location), r.summary) for r in records),
         )
-        return
-    print_listing(
-        ("id", "state", "file", "bin or reason"),
-        ((r.id, r.status.name, os.fsdecode(r.location), r.summary) for r in records),
-    )
-    print_notices(notices_of(records))
-    if len(records) == limit:
-        print_cut("file", limit, "newest", ("listed", "lists"))
-    if state is not None and older > 0:
-        are = f"{quantity(older, 'older version')} of files {'is' if older == 1 else 'are'} {state.name} too"
-        errors.print(f"{are}: `{printable(command('status'))}` counts versions, and this list has files.")
+        print_notices(notices_of(records))
+        if len(records) == limit:
+            print_cut("file", limit, "newest", ("listed", "lists"))
+        # The newest version of a file may have another state.
+        elif state is not None and (older := reader.counts()[state] - len(records)) > 0:
+            are = f"{quantity(older, 'older version')} of files {'is' if older == 1 else 'are'} {state.name} too"
+            errors.print(f"{are}: `{printable(command('status'))}` counts versions, and this list has files.")
 
 
 def show(

@@ -65,26 +65,22 @@ def run(
 
     if not once and (limit or allow_failed):
         raise typer.BadParameter("--limit and --allow-failed can only be used with --once")
-    settings = read_config(config, needs_file=not once)
+    settings, read = read_config(config, needs_file=not once), partial(read_config, config)
+    if not once:
+        run_daemon(settings, read=read)
+        return
     shortfall: Incomplete | None = None
-    with Progress("images", shown=once) as progress:
+    with Progress("images") as progress:
         try:
-            outcomes = run_daemon(
-                settings,
-                once=once,
-                limit=limit or 0,
-                show=progress.show if once else None,
-                read=partial(read_config, config),
-            )
+            outcomes = run_daemon(settings, once=True, limit=limit or 0, show=progress.show, read=read)
         except Incomplete as error:
             outcomes, shortfall = error.outcomes, error
-    if once:
-        print_outcomes(outcomes, progress, settings)
-        if limit and not isinstance(shortfall, Unfinished):
-            print_trial(outcomes[JobStatus.PENDING], limit)
-        if shortfall:
-            raise shortfall
-        raise typer.Exit(1 if outcomes[JobStatus.FAILED] and not allow_failed else 0)
+    print_outcomes(outcomes, progress, settings)
+    if limit and not isinstance(shortfall, Unfinished):
+        print_trial(outcomes[JobStatus.PENDING], limit)
+    if shortfall:
+        raise shortfall
+    raise typer.Exit(bool(outcomes[JobStatus.FAILED]) and not allow_failed)
 
 
 StageOption = Annotated[str, option("--stage STAGE", "The stage: ocr, yolo, clip, blip or another.")]

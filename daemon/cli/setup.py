@@ -80,25 +80,19 @@ def use_set(
     name: str,
     config: Path | None,
     *,
-    permissive: bool = False,
-    allow_pickle: bool = False,
-    quick: bool = False,
-    yes: bool = False,
+    permissive: bool,
+    allow_pickle: bool,
+    quick: bool,
+    yes: bool,
 ) -> None:
     """Download the models of a set, write them into daemon.toml, and check them. Raises WrongArgument, ModelsUnusable,
     NotWritable, ConfigError, also for what works only without these models; daemon.toml is then as it was."""
-    from daemon.config.values import read_text
-    from daemon.measure.edit import set_keys
     from daemon.models.pulls import check_room, find_missing
 
     settings = read_config(config, needs_file=True)
     file = (find_config(config) or DEFAULT_CONFIG).absolute()
     models = choose_models(settings, name, permissive=permissive)
-    before = read_text(file) if file.exists() else ""
-    try:
-        after = set_keys(before or HEADER, list_keys(settings, models))
-    except ConfigError as error:
-        raise ConfigError([f"{file}: {problem}" for problem in error.problems]) from None
+    before, after = change(file, settings, models)
     try:
         missing = find_missing(
             settings.models.folder, filter(None, models.values()), allow_pickle=allow_pickle
@@ -113,7 +107,7 @@ def use_set(
     except (ModelsUnusable, NotWritable) as error:
         state = f"{file} is as it was" if before else "No settings were written"
         folder = settings.models.folder
-        kept = f"; what was downloaded is kept in {folder}" if folder.exists() else ""
+        kept = f"; what was downloaded is kept in {folder}" * folder.exists()
         raise type(error)(f"{error}\n{state}{kept}.") from error
     known = find_errors(settings, file if before else None, quick=True)
     before, said = write(file, config, models)
@@ -121,6 +115,18 @@ def use_set(
     if new := find_errors(read_config(config), file, quick=quick, show=True) - known:
         restore(file, before)
         raise ConfigError([f"{file} is as it was: with these models {problem}" for problem in sorted(new)])
+
+
+def change(file: Path, settings: Config, models: Mapping[str, str]) -> tuple[str, str]:
+    """The text of daemon.toml, or nothing, and the text with these models. Raises ConfigError."""
+    from daemon.config.values import read_text
+    from daemon.measure.edit import set_keys
+
+    before = read_text(file) if file.exists() else ""
+    try:
+        return before, set_keys(before or HEADER, list_keys(settings, models))
+    except ConfigError as error:
+        raise ConfigError([f"{file}: {problem}" for problem in error.problems]) from None
 
 
 def choose_models(settings: Config, name: str, *, permissive: bool) -> dict[str, str]:
@@ -264,19 +270,16 @@ def write(file: Path, config: Path | None, models: Mapping[str, str]) -> tuple[s
     """Change daemon.toml, all at once, as it is now: somebody may have changed it during the download. Returns its text
     before, or none, and a sentence. Raises NotWritable, ConfigError."""
     from daemon.config.state import LEDGER
-    from daemon.config.values import read_text
     from daemon.ledger.files import written_whole
-    from daemon.measure.edit import replace_file, set_keys
+    from daemon.measure.edit import replace_file
 
-    settings, before = read_config(config), read_text(file) if file.exists() else ""
-    after, ledger = set_keys(before or HEADER, list_keys(settings, models)), settings.state.path / LEDGER
+    settings = read_config(config)
+    (before, after), ledger = change(file, settings, models), settings.state.path / LEDGER
     if before == after:
         return before, f"The models are here, and {file} names them."
     if before:
-        return (
-            before,
-            f"{file} is changed; the old one is {replace_file(file, after, ledger, name_copy(file))}.",
-        )
+        kept = replace_file(file, after, ledger, name_copy(file))
+        return before, f"{file} is changed; the old one is {kept}."
     with written_whole(file, ledger, force=True) as partial:
         partial.write_text(after)
     return before, f"{file} is made."

@@ -71,20 +71,24 @@ def misused_looks(looks: Sequence[SecondLook], stages: Sequence[str], *, has_rul
         if count > 1:
             yield f'second_look.name: {count} tables are called "{name}"; give each its own name.'
     for look in looks:
-        where = f"second_look {look.name}"
-        if look.stage not in stages:
-            yield f'{where}: there is no stage "{look.stage}" in the pipeline; choose one of {", ".join(stages)}.'
-            continue
-        try:
-            if look.backend:
-                find_backend(look.stage, look.backend)
-        except UnknownName as error:
-            yield f"{where}: {error}"
-        if not look.model and not look.backend:
-            yield f'{where}: set its model, for example model = "/srv/models/my-model".'
-        if look.function:
-            continue
-        if not BIN_NAME.fullmatch(look.when):
-            yield f'{where}: when = "{look.when}" is neither a bin nor "module:function".'
-        elif not has_rules and look.when not in BINS:
-            yield f'{where}: there is no bin "{look.when}"; choose {", ".join(BINS)}, or set binning.rules.'
+        for problem in _misuses(look, stages, has_rules=has_rules):
+            yield f"second_look {look.name}: {problem}"
+
+
+def _misuses(look: SecondLook, stages: Sequence[str], *, has_rules: bool) -> Iterator[str]:
+    if look.stage not in stages:
+        yield f'there is no stage "{look.stage}" in the pipeline; choose one of {", ".join(stages)}.'
+        return
+    try:
+        if look.backend:
+            find_backend(look.stage, look.backend)
+    except UnknownName as error:
+        yield str(error)
+    if not look.model and not look.backend:
+        yield 'set its model, for example model = "/srv/models/my-model".'
+    if look.function:
+        return
+    if not BIN_NAME.fullmatch(look.when):
+        yield f'when = "{look.when}" is neither a bin nor "module:function".'
+    elif not has_rules and look.when not in BINS:
+        yield f'there is no bin "{look.when}"; choose {", ".join(BINS)}, or set binning.rules.'

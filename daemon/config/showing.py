@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from daemon.config.loading import Config
 
 NOTHING = "–"
+NOT_THERE = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def list_tables(
             _say_key(key, value),
             _say_key(key, usual[key]) if key in usual else "",
             _describe(fields.get(key), variables.get(f"{name}.{key}")),
-            differs=key not in usual or value != usual[key],
+            differs=value != usual.get(key, NOT_THERE),
         )
         for key, value in values.items()
         if not _sections(getattr(section, key))
@@ -64,12 +65,10 @@ def list_tables(
     if rows and name:
         yield SettingsTable(name, rows)
     for key in values:
-        other = getattr(default, key, None)
         for part in _sections(getattr(section, key)):
             # A table of a list, such as [[inbox]], is compared with the one that there is if nothing is set.
-            usual_parts = [*_sections(other), type(part).model_construct()]
-            like = next(each for each in usual_parts if isinstance(each, type(part)))
-            yield from list_tables(part, like, f"{name}.{key}" if name else key, variables)
+            like = next(iter(_sections(getattr(default, key, None))), type(part).model_construct())
+            yield from list_tables(part, like, f"{name}.{key}".lstrip("."), variables)
 
 
 def _describe(field: FieldInfo | None, variable: str | None) -> str:
@@ -95,7 +94,7 @@ def say(value: object) -> str:
     """A value as daemon.toml has it, without quotes. Of an address only scheme and host: the rest, and what stands
     before the host, may be a secret."""
     if isinstance(value, bool):
-        return "true" if value else "false"
+        return str(value).lower()
     if isinstance(value, list):
         return ", ".join(map(say, value)) or NOTHING
     if isinstance(value, Mapping):

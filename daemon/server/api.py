@@ -147,8 +147,8 @@ class Api:
             raise HTTPException(409, str(error)) from error
         if asked.bin and not found.hits:
             await run_sync(refuse_unknown_bin, self._reader, asked)
-        records = await run_sync(self._reader.find_numbers, [hit.image for hit in found.hits])
         hits = {hit.image: hit for hit in found.hits}
+        records = await run_sync(self._reader.find_numbers, list(hits))
         images = [
             hits[record.id].document() | self._image_of(record, with_record=with_record) for record in records
         ]
