@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from daemon.config.loading import Config
 from daemon.core.errors import NotWritable
+from daemon.core.hints import command
+from daemon.layout.layout import pack_errors
 from daemon.ledger.files import written_into
-from daemon.models.offline import hub_errors
 from daemon.models.packs import describe_license
 from daemon.monitoring.disks import find_existing
 from daemon.terminal.display import console, printable
 from daemon.terminal.progress import LATE_SECONDS, Progress
-from stages.contract.manifest import MANIFEST, list_files
+from stages.contract.manifest import MANIFEST, HubUnreachable, PackError, list_files
 from stages.weights import names, packs, pulling, standard
 from stages.weights.hub import HuggingFaceHub
 from stages.weights.packs import Pack
 from stages.weights.pulling import Part
 
 Parts = Mapping[str, Sequence[Part]]  # what to download, by the name of the model
+BUNDLE = "models.tar"  # the name that messages give it
 UNIT = "MiB"
 UNIT_BITS = 20
 
@@ -136,3 +139,22 @@ def describe_size(parts: Iterable[Part]) -> str:
 
 def describe_bytes(size: int) -> str:
     return f"{-(-size // (1 << UNIT_BITS)):,} {UNIT}"
+
+
+@contextlib.contextmanager
+def hub_errors(folder: Path, models: Iterable[str], *, allow_pickle: bool) -> Iterator[None]:
+    """As `pack_errors`; if the hub cannot be reached, with the commands that bring these models into the folder without it."""
+    with pack_errors():
+        try:
+            yield
+        except HubUnreachable as error:
+            left = [model for model in models if not names.find_pulled(model, folder)]
+            pickles = ["--allow-pickle"] * allow_pickle
+            bundle = shlex.join(
+                ["visiond", "models", "bundle", *pickles, BUNDLE, *left]
+            )  # elsewhere: no --config
+            add = command("models", "add", BUNDLE)
+            raise PackError(
+                f"{', '.join(left)} could not be pulled: {error} Without a network, type `{bundle}` on a machine that has "
+                f"one, copy {BUNDLE} here, type `{add}`, and give this command again."
+            ) from error

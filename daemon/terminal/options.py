@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 IMAGE_HELP = "Path, path within the inbox, file name, or number as `visiond list` prints it."
 
 
-def flag(names: str, help: str, *, panel: str | None = None) -> Any:
+def flag(names: str, help: str) -> Any:
     """An option without a value; names: such as "--yes -y". Typer would print its type, <bool>."""
-    return typer.Option(*names.split(), metavar="", help=help, rich_help_panel=panel)
+    return typer.Option(*names.split(), metavar="", help=help)
 
 
 def option(form: str, help: str, *, panel: str | None = None, **limits: Any) -> Any:

@@ -23,16 +23,14 @@ Thing = TypeVar("Thing")
 class Progress:
     """Progress over a number of things that is known from the start or grows."""
 
-    def __init__(
-        self, unit: str, total: int | None = None, *, shown: bool = True, after: float = 0.0
-    ) -> None:
+    def __init__(self, unit: str, total: int | None = None, *, after: float = 0.0) -> None:
         """after: seconds for which there is no bar yet."""
         self._unit = unit
         self._total = total
         self._started = self._lined_at = time.monotonic()
         self._waited_at = 0.0
         self._bar: rich.progress.Progress | None = None
-        if shown and sys.stderr.isatty():
+        if sys.stderr.isatty():
             self._bar = rich.progress.Progress(
                 rich.progress.BarColumn(),
                 rich.progress.MofNCompleteColumn(),
@@ -42,7 +40,6 @@ class Progress:
             )
             self._task = self._bar.add_task(unit, total=total, rate="")
         self._bar_at = time.monotonic() + after
-        self._shown = shown
         self._loading = ""  # the last line about it
         self.notices: dict[str, str] = {}  # of the daemon's stages, from its last snapshot
         self.outdated = ""  # a sentence about results of earlier models, from its last snapshot
@@ -79,7 +76,7 @@ class Progress:
 
     def _print(self, line: str) -> None:
         """Unless there was one a moment ago."""
-        if self._shown and time.monotonic() - self._lined_at >= LINE_SECONDS:
+        if time.monotonic() - self._lined_at >= LINE_SECONDS:
             self._lined_at = time.monotonic()
             print_line(line)
 
@@ -124,7 +121,7 @@ class Progress:
         takes seconds to minutes, which do not count for the rate."""
         if self._bar:
             self._draw(total=waiting or None, rate=sentence)
-        elif self._shown and sentence != self._loading:
+        elif sentence != self._loading:
             print_line(sentence)
         self._loading = sentence
         self._started = time.monotonic()
