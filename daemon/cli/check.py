@@ -6,14 +6,12 @@ import os
 import resource
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from daemon.cli.tryouts import RuleFailed, try_choice, try_rule, try_stages
 from daemon.config.ignored import describe_added
 from daemon.config.loading import Config, find_shared_folders
 from daemon.config.secrets import list_open
@@ -24,14 +22,12 @@ from daemon.core.hints import quantity
 from daemon.core.stores import find_trouble
 from daemon.inbox.names import find_left_out, find_renamed
 from daemon.inbox.walk import count_unread, find_unread
-from daemon.layout.layout import Layout
-from daemon.layout.second_looks import lay_out
 from daemon.layout.slabs import open_slab, size_slab
 from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.records import open_reader
 from daemon.ledger.schema import DURATION, WITH_ORDER, check_room, newest, read_version
+from daemon.models.examining import examine_models, examine_plugins, examine_rules
 from daemon.monitoring.disks import find_blocked, find_existing, list_written_folders
-from daemon.monitoring.notices import list_notices
 from daemon.pipeline.tracing import check_traces
 from daemon.placement.devices import select_devices
 from daemon.results.destinations import Destination
@@ -43,22 +39,13 @@ from daemon.system.host import Host
 from daemon.system.mounts import ask as ask_files
 from daemon.system.mounts import describe_missing, is_network_mount, is_there
 from daemon.terminal.control import ask
+from daemon.terminal.display import Finding, graded
 from daemon.unpacking.kinds import find_missing
-from daemon.workers.tryout import Tryout
-from stages.contract.base import StageSpec
-from stages.registry.registry import PROBLEMS, SOURCES, find_backend
-from stages.weights.layouts import describe_weights, describe_words
 
 LEAST_FREE_BYTES = 1 << 30
 LEAST_OPEN_FILES = 1024
 WATCHES = Path("/proc/sys/fs/inotify/max_user_watches")
 LEAST_WATCHES = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    grade: str  # "ok", "warning" or "error"
-    text: str
 
 
 def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterator[Finding]:
@@ -76,13 +63,15 @@ def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterat
     yield Finding("ok", source)
     for key, variable in config.variables.items():
         yield Finding("ok", f"configuration: {key} comes from the variable {variable}.")
-    yield from _each("warning", list_open(file) if file else ())
-    for examination in (*surroundings, *machine, _plugins, _rules, partial(_models, quick=quick)):
+    yield from graded("warning", list_open(file) if file else ())
+    for examination in (
+        *surroundings,
+        *machine,
+        examine_plugins,
+        examine_rules,
+        partial(examine_models, quick=quick),
+    ):
         yield from examination(config)
-
-
-def _each(grade: str, texts: Iterable[str]) -> Iterator[Finding]:
-    return (Finding(grade, text) for text in texts)
 
 
 def _traces(config: Config) -> Iterator[Finding]:
@@ -96,15 +85,8 @@ def _traces(config: Config) -> Iterator[Finding]:
         yield Finding("ok", f"traces of {config.traces.sample:.2%} of the images are sent.")
 
 
-def _plugins(config: Config) -> Iterator[Finding]:
-    yield from _each("warning", PROBLEMS.values())
-    for name, source in SOURCES.items():
-        use = "in use" if name in config.stage_names else "not in use: [pipeline] stages does not name it"
-        yield Finding("ok", f"plug-in {source}: stage {name} is installed and {use}.")
-
-
 def _inboxes(config: Config) -> Iterator[Finding]:
-    yield from _each("error", ask_files(partial(find_shared_folders, config)) or ())
+    yield from graded("error", ask_files(partial(find_shared_folders, config)) or ())
     for inbox in config.inbox:
         if (config.state.path / LEDGER).exists() and (added := describe_added(inbox.ignore)):
             yield Finding("warning", f"inbox {inbox.place}: {added}.")
@@ -169,7 +151,7 @@ def _unpacking(config: Config) -> Iterator[Finding]:
 
 def _folders(config: Config) -> Iterator[Finding]:
     blocked = ask_files(partial(find_blocked, config)) or {}
-    yield from _each("error", blocked.values())
+    yield from graded("error", blocked.values())
     for key, folder in list_written_folders(config).items():
         if key in blocked:
             continue
@@ -211,8 +193,8 @@ def _ledger(config: Config) -> Iterator[Finding]:
     try:
         with open_reader(config) as reader:
             images = sum(reader.counts().values())
-            yield from _each("error", find_renamed(config, reader))
-            yield from _each("warning", find_left_out(config, reader))
+            yield from graded("error", find_renamed(config, reader))
+            yield from graded("warning", find_left_out(config, reader))
             with reader.lend() as connection:
                 version = read_version(path, connection)
         if version < WITH_ORDER:
@@ -233,7 +215,7 @@ def _address(config: Config) -> Iterator[Finding]:
     http = config.http
     if http.listen:
         yield _listen(config, http, "http", " by the daemon of this state folder", "error")
-    yield from _each("warning", risks(http))
+    yield from graded("warning", risks(http))
     for key, file, read in (
         ("token_file", http.token_file, read_token),
         ("tls_certificate", http.tls_certificate, load_certificate),
@@ -250,7 +232,7 @@ def _page(config: Config) -> Iterator[Finding]:
     if not config.page.listen:
         return
     yield _listen(config, config.page_http, "page", ", perhaps by this daemon's page", "warning")
-    yield from _each("warning", risks(config.page_http, "page"))
+    yield from graded("warning", risks(config.page_http, "page"))
     try:
         made_by_daemon = config.state.path / PAGE_TOKEN  # when it starts
         if not config.http.token_file and made_by_daemon.exists():
@@ -313,70 +295,3 @@ def _gpus(_config: Config) -> Iterator[Finding]:
         )
     if not gpus:
         yield Finding("warning", "no NVIDIA GPU found; stages run on the CPU.")
-
-
-def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
-    try:
-        layout, looks = lay_out(config)
-    except VisiondError as error:
-        yield from _each("error", str(error).splitlines())
-        return
-    yield from _weights(config, layout)
-    for look in looks:
-        yield Finding("ok", f"{look.segment.name}: {look.describe()}; {describe_weights(look.spec)}.")
-        if words := describe_words(look.spec, look.name):
-            yield Finding("warning", f"{look.segment.name}: {words}")
-        notices = list_notices([(look.segment.name, look.spec.notice)])
-        yield from _each("warning", (f"{line}." for line in notices))
-    if quick:
-        return
-    for tryout in try_stages(layout):
-        yield from _findings(f"stage {tryout.stage}", tryout)
-    for look in looks:
-        for tryout in try_stages(look.layout):
-            yield from _findings(look.segment.name, tryout)
-
-
-def _weights(config: Config, layout: Layout) -> Iterator[Finding]:
-    real = {name: spec for name, spec in layout.specs.items() if spec.backend != "fake"}
-    for name, spec in real.items():
-        yield Finding("ok", f"models: {name}: {describe_weights(spec)}, {_source(config, spec)}.")
-    for spec in real.values():
-        if words := describe_words(spec):
-            yield Finding("warning", f"models: {words}")
-    if real:
-        yield Finding("ok", "models: the digests of all files in use are as recorded.")
-    yield from (Finding("warning", f"models: {line}.") for line in list_notices(layout.notices().items()))
-    for library, license_ in layout.licenses().items():
-        yield Finding("ok", f"models: {library} is in use, which is under {license_}.")
-    yield Finding("ok", f"placement: {layout.placement.why}.")
-
-
-def _source(config: Config, spec: StageSpec) -> str:
-    """Where the weights of a stage are from, and its tags if it has any."""
-    model = getattr(config.stages, spec.name).model
-    source = f"from {model or f'the pack {config.models.pack}'}" if spec.files else "without weights"
-    if find_backend(spec.name, spec.backend).includes(spec.files):
-        source = "included"
-    if spec.options.get("labels") is not None:
-        return f"{source}, tags from stages.{spec.name}.options.labels"
-    return f"{source}, tags from {spec.files['labels']}" if "labels" in spec.files else source
-
-
-def _findings(what: str, tryout: Tryout) -> Iterator[Finding]:
-    if tryout.problem:
-        yield Finding("error", f"{what} on {tryout.device}: {tryout.problem}")
-    else:
-        yield Finding("ok", f"{what} on {tryout.device}: {tryout.summary}.")
-    if tryout.warning:
-        yield Finding("warning", f"{what} on {tryout.device}: {tryout.warning}")
-
-
-def _rules(config: Config) -> Iterator[Finding]:
-    tries = [partial(try_rule, config)] if config.binning.rules else []
-    tries += [partial(try_choice, config, look) for look in config.second_look if look.function]
-    for attempt in tries:
-        try:
-            yield Finding("ok", attempt())
-        except RuleFailed as error:
-            yield Finding("error", str(error))

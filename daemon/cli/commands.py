@@ -33,6 +33,7 @@ from daemon.cli.tuning import plan, tune, warm
 from daemon.core.errors import ConfigError, NotRunning, VisiondError, exit_status_of, explain_passing
 from daemon.core.hints import command, quantity
 from daemon.terminal.display import (
+    Finding,
     forgive_standard_error,
     print_error,
     print_finding,
@@ -221,14 +222,14 @@ def check(
       visiond check
       visiond check --config /etc/visiond/daemon.toml --quick
     """
-    from daemon.cli.check import Finding, examine
+    from daemon.cli.check import examine
 
     findings: list[Finding] = []
     try:
         for finding in examine(read_config(config), find_config(config), quick=quick):
             findings.append(finding)
             if not as_json:
-                print_finding(finding.grade, finding.text)
+                print_finding(finding)
     except ConfigError as error:
         if not as_json:
             raise

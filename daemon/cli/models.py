@@ -235,7 +235,7 @@ def make_models(
       visiond models make my-pack --clip clip-folder --blip blip-folder
       visiond models make my-pack --ocr ocr-folder
     """
-    from daemon.cli.making import explain_use, make_pack
+    from daemon.models.making import explain_use, make_pack
 
     named = {"ocr": ocr, "yolo": yolo, "clip": clip, "blip": blip}
     sources = {stage: path for stage, path in named.items() if path}

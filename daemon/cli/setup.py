@@ -307,7 +307,7 @@ def find_errors(settings: Config, file: Path | None, *, quick: bool, show: bool 
     errors = set()
     for finding in examine(settings, file, quick=quick or control.find_snapshot(settings) is not None):
         if show:
-            print_finding(finding.grade, finding.text)
+            print_finding(finding)
         if finding.grade == "error":
             errors.add(finding.text)
     return errors

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -129,10 +130,20 @@ def print_cut(
     errors.print(f"Only the {which} {are} {shown[0]}; --limit N {shown[1]} more.")
 
 
-def print_finding(grade: str, text: str) -> None:
-    """Print a finding of a check. grade: "ok", "warning" or "error"."""
-    color = {"ok": "green", "warning": "yellow", "error": "red"}[grade]
-    console.print(f"[{color}]{grade:8}[/{color}]{printable(text)}")
+@dataclass(frozen=True, slots=True)
+class Finding:
+    grade: str  # "ok", "warning" or "error"
+    text: str
+
+
+def graded(grade: str, texts: Iterable[str]) -> Iterator[Finding]:
+    return (Finding(grade, text) for text in texts)
+
+
+def print_finding(finding: Finding) -> None:
+    """Print a finding of a check."""
+    color = {"ok": "green", "warning": "yellow", "error": "red"}[finding.grade]
+    console.print(f"[{color}]{finding.grade:8}[/{color}]{printable(finding.text)}")
 
 
 def print_json(content: object) -> None:
@@ -216,9 +227,7 @@ def print_sinks(snapshot: Snapshot) -> None:
     )
     print_found(("sink", "records behind", "last success"), rows)
     if not snapshot.running and any(sink.behind for sink in snapshot.sinks if sink.configured):
-        console.print(
-            f"The next `{printable(command('run'))}` delivers the missing records, or logs why it cannot."
-        )
+        print_sentences(f"The next `{command('run')}` delivers the missing records, or logs why it cannot.")
 
 
 def print_looks(snapshot: Snapshot) -> None:
@@ -377,14 +386,11 @@ def print_older_settings() -> None:
 
 def print_unread(snapshot: Snapshot) -> None:
     """Print the folders in inboxes that cannot be read."""
-    for line in snapshot.unread:
-        console.print(f"cannot be read: {printable(line)}")
+    print_sentences(*(f"cannot be read: {line}" for line in snapshot.unread))
     if more := snapshot.unread_folders - len(snapshot.unread):
         console.print(f"and {more:,} more")
 
 
 def print_failed_hint() -> None:
     """Print the command that lists failed images with their reasons."""
-    console.print(
-        f"`{printable(command('list', '--status', 'failed'))}` lists the failed images with their reasons."
-    )
+    print_sentences(f"`{command('list', '--status', 'failed')}` lists the failed images with their reasons.")
