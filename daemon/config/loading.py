@@ -45,9 +45,8 @@ P = TypeVar("P")  # a folder, as it is compared with others
 class Config(Section):
     """All of daemon.toml. Relative paths are relative to the file's folder."""
 
-    inbox: list[Inbox] = Field(
-        [Inbox()], min_length=1, description="An [[inbox]] table for each folder to watch."
-    )
+    inbox: list[Inbox] = Field([Inbox()], min_length=1)
+    """An [[inbox]] table for each folder to watch."""
     output: OutputSection = OutputSection()
     state: StateSection = StateSection()
     upkeep: UpkeepSection = UpkeepSection()
@@ -56,9 +55,8 @@ class Config(Section):
     stages: StageTables = StageTables()
     unpacking: UnpackingSection = UnpackingSection()
     binning: BinningSection = BinningSection()
-    second_look: list[SecondLook] = Field(
-        [], description="A [[second_look]] table for each additional model."
-    )
+    second_look: list[SecondLook] = []
+    """A [[second_look]] table for each additional model."""
     http: Http = Http()
     page: PageSection = PageSection()
     search: SearchSection = SearchSection()

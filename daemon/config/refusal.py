@@ -44,7 +44,8 @@ def explain(problem: Mapping[str, Any], root: type[Section]) -> str:
     if kind == "extra_forbidden":
         return f"{where}: {_explain_unknown(root, location, where)}"
     if kind == "missing":
-        return f"{where}: this key is missing. {field.description if field else ''}".rstrip()
+        about = _section_at(root, location[:-1]).about().get(location[-1], "")
+        return f"{where}: this key is missing. {about}".rstrip()
     if kind == "list_type" and location[-1] in TABLES:
         return f"{where}: each entry is a separate table; write [[{where}]] with double brackets."
     if kind == "too_short":

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-
 from daemon.config.loading import Config
+from daemon.config.sections import Section
 
 NOTHING = "–"
 NOT_THERE = object()
@@ -43,20 +41,20 @@ class SettingsTable:
 
 
 def list_tables(
-    section: BaseModel, default: BaseModel, name: str = "", variables: Mapping[str, str] | None = None
+    section: Section, default: Section, name: str = "", variables: Mapping[str, str] | None = None
 ) -> Iterator[SettingsTable]:
     """A table for each section with keys of its own. default: the same section as it is if nothing is set, with the same
     folder for relative paths. variables: by key, the environment variable that has set it."""
     if variables is None:
         variables = section.variables if isinstance(section, Config) else {}
     values, usual = section.model_dump(mode="json"), default.model_dump(mode="json")
-    fields = type(section).model_fields
+    about = section.about()
     rows = [
         Setting(
             key,
             _say_key(key, value),
             _say_key(key, usual[key]) if key in usual else "",
-            _describe(fields.get(key), variables.get(f"{name}.{key}")),
+            _describe(about.get(key, ""), variables.get(f"{name}.{key}")),
             differs=value != usual.get(key, NOT_THERE),
         )
         for key, value in values.items()
@@ -71,15 +69,14 @@ def list_tables(
             yield from list_tables(part, like, f"{name}.{key}".lstrip("."), variables)
 
 
-def _describe(field: FieldInfo | None, variable: str | None) -> str:
-    origin = [f"Set by the variable {variable}."] if variable else []
-    return " ".join([*origin, *([field.description] if field and field.description else [])])
+def _describe(about: str, variable: str | None) -> str:
+    return f"Set by the variable {variable}. {about}".rstrip() if variable else about
 
 
-def _sections(value: object) -> list[BaseModel]:
+def _sections(value: object) -> list[Section]:
     """The sections in a value: itself, or those in a list."""
     found = value if isinstance(value, list | tuple) else [value]
-    return [part for part in found if isinstance(part, BaseModel)]
+    return [part for part in found if isinstance(part, Section)]
 
 
 def _say_key(key: str, value: object) -> str:
