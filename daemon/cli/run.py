@@ -63,12 +63,13 @@ def run(
     """
     from daemon.service.start import run as run_daemon
 
-    if not once and (limit or allow_failed):
-        raise typer.BadParameter("--limit and --allow-failed can only be used with --once")
-    settings, read = read_config(config, needs_file=not once), partial(read_config, config)
+    read = partial(read_config, config)
     if not once:
-        run_daemon(settings, read=read)
+        if limit or allow_failed:
+            raise typer.BadParameter("--limit and --allow-failed can only be used with --once")
+        run_daemon(read_config(config, needs_file=True), read=read)
         return
+    settings = read()
     shortfall: Incomplete | None = None
     with Progress("images") as progress:
         try:

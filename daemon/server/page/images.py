@@ -72,17 +72,17 @@ class Images:
 
     async def gallery(self, request: Request) -> Response:
         """All images that fit, newest or best first. htmx asks for what follows, without the rest of the page."""
-        asked, query, problem, found = Asked(), Query(), "", Found()
+        asked, query, found, is_refused = Asked(), Query(), Found(), False
         try:
             asked = Asked.of(request)
             query = asked.query()
             found = await run_sync(find_images, self._searcher, asked, SHOWN)
         except (QueryError, SearchUnusable) as error:
-            problem = str(error)
+            found, is_refused = Found(problem=str(error)), True
         records, views = await self._views(found, query)
         behind, about = await run_sync(self._searcher.behind), await run_sync(self._searcher.index.about)
         here = asked.values()
-        has_days = not problem and not asked.ranking and asked.state not in UNPUBLISHED
+        has_days = not is_refused and asked.has_days
         following = {"cursor": found.following, "day": views[-1].day if views and has_days else ""}
         values = {
             "asked": asked,
@@ -97,8 +97,8 @@ class Images:
             "uncut": UNCUT * found.is_uncut,
             "most_downloaded": MOST,
             "newest": 0 if asked.cursor else about.place,
-            "problem": problem or found.problem,
-            "refused": bool(problem),
+            "problem": found.problem,
+            "refused": is_refused,
             "notices": list_notices(notices_of(records)),
             "is_part": _wants_cards(request),
         }
