@@ -30,7 +30,7 @@ from daemon.terminal.options import (
 from daemon.terminal.progress import LATE_SECONDS, Progress
 
 if TYPE_CHECKING:
-    from daemon.comparison.comparing import ModelComparison
+    from daemon.models.comparing import ModelComparison
 
 LISTED = 10  # images that change most
 MOST_SAMPLE = 100_000  # images whose answers are in memory
@@ -128,10 +128,10 @@ def compare(
       visiond compare --stage ocr --set dtype=float32 --sample 500
       visiond compare --stage blip --model ./mine --page compared.html
     """
-    from daemon.comparison import page as pages
-    from daemon.comparison.comparing import compare as compare_answers
-    from daemon.comparison.verdict import Prices, as_document, describe, say_what_next
     from daemon.ledger.records import open_reader
+    from daemon.models import comparison_page as pages
+    from daemon.models.comparing import compare as compare_answers
+    from daemon.models.verdict import Prices, as_document, describe, say_what_next
     from daemon.results.datasets import check_target
     from daemon.terminal.control import keep_answers
 

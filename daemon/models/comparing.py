@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
-from daemon.comparison.changes import LARGE, AnswerChange, estimate_share, measure_change, measure_error
-from daemon.comparison.running import SampleRun, run_stage
 from daemon.config.loading import Config
 from daemon.core.errors import NothingFound, WrongArgument
 from daemon.core.labels import STAGE_OF, LookUp
@@ -24,6 +22,8 @@ from daemon.ledger.records import Reader
 from daemon.ledger.statements import SQL
 from daemon.maintenance.keeping import Keep
 from daemon.maintenance.redo import attempt_of
+from daemon.models.changes import LARGE, AnswerChange, estimate_share, measure_change, measure_error
+from daemon.models.sampling import SampleRun, run_stage
 from daemon.results.choice import draw, find_records
 from daemon.results.judge import Judge
 
