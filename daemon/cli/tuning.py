@@ -238,14 +238,11 @@ def write_settings(config: Config, file: Path, before: str, after: str, *, dry_r
     if before == after:
         errors.print(printable(f"{file} has these settings already."))
     elif dry_run:
-        errors.print(printable_lines(show_difference(before, after, file)), end="")
+        for line in show_difference(before, after, file).splitlines():
+            errors.print(printable(line))
     else:
         kept = replace_file(file, after, config.state.path / LEDGER, "tune")
         errors.print(printable(f"{file} is changed; the old one is {kept}. Restart the daemon to use it."))
-
-
-def printable_lines(text: str) -> str:
-    return "".join(f"{printable(line)}\n" for line in text.splitlines())
 
 
 def warm(

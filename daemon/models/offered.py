@@ -62,7 +62,7 @@ def describe_entry(entry: PublishedModel, config: Config, sizes: Mapping[str, in
         ", ".join(sets_of(entry.name)) or "-",
         entry.stage,
         entry.license or "-",
-        count_parameters(entry),
+        "-" if entry.parameters is None else f"{entry.parameters / 1e6:g} M",
         entry.quality or "-",
         *describe_rate(entry),
         f"{to_mebibytes(sizes[entry.name]):,}" if entry.name in sizes else "-",
@@ -106,11 +106,6 @@ def describe_rate(entry: PublishedModel) -> tuple[str, str]:
         return "-", "-"
     memory = f"{rate.memory_bytes / 1e9:g}"
     return f"{rate.images_per_second:,g}", memory
-
-
-def count_parameters(entry: PublishedModel) -> str:
-    """ "3.2 M"; "-" if their number is not known."""
-    return "-" if entry.parameters is None else f"{entry.parameters / 1e6:g} M"
 
 
 class Sizes(NamedTuple):

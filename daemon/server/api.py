@@ -215,7 +215,9 @@ class Api:
                 for path in missing:
                     if record := await run_sync(find_file, self._reader, inbox.root, path):
                         found[path] = record
-                missing = [path for path in paths if path not in found or _is_pending(found[path])]
+                missing = [
+                    path for path in paths if path not in found or found[path].status is JobStatus.PENDING
+                ]
                 if not missing or self._waits > MOST_WAITS or time.monotonic() + pause > deadline:
                     return found
                 await anyio.sleep(pause)
@@ -238,10 +240,6 @@ def _route(path: str, answer: Answer, *methods: str) -> Route:
 def path_of(inbox: Inbox, path: bytes) -> str:
     """In the folder of results."""
     return "/".join(filter(None, (inbox.name, os.fsdecode(path))))
-
-
-def _is_pending(record: Record) -> bool:
-    return record.status is JobStatus.PENDING
 
 
 def _is_there(inbox: Inbox, path: bytes) -> bool:
