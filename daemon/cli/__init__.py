@@ -54,11 +54,11 @@ def forget_working_directory(*, by_module: bool) -> None:
     """Remove the working directory and all relative folders
     from the search path of this process and its children."""
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    absolute = [entry for entry in entries if os.path.isabs(entry)]
+    absolute = [*filter(os.path.isabs, entries)]
     doubtful = {""}
     try:
         if entries != [""]:  # an empty entry among others means the working directory
-            doubtful |= {os.path.abspath(entry) for entry in entries if entry not in absolute}
+            doubtful.update(map(os.path.abspath, {*entries}.difference(absolute)))
         if by_module and not sys.flags.safe_path:
             doubtful.add(os.getcwd())
     except FileNotFoundError:  # the working directory has been removed

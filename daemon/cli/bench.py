@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,109 +18,75 @@ if TYPE_CHECKING:
 
 JOB, RUNS, OUTPUT = "Job", "Measurements", "Output"
 MemoryOption = Annotated[
-    float,
-    option(
-        "--memory",
-        metavar="SECONDS",
-        min=0,
-        help="Also feed the workers from memory for this long.",
-        panel=RUNS,
-    ),
+    float, option("--memory SECONDS", "Also feed the workers from memory for this long.", min=0, panel=RUNS)
 ]
 PackOption = Annotated[
     str,
     option(
-        "--pack",
-        metavar="PACK",
-        help="Name or path of a pack. Default: random weights of the published sizes.",
-        panel=JOB,
+        "--pack PACK", "Name or path of a pack. Default: random weights of the published sizes.", panel=JOB
     ),
 ]
 PipelineOption = Annotated[
     list[str] | None,
     option(
-        "--pipeline",
-        metavar="LINE",
-        help='A setting for the table pipeline, such as "mps = false". Repeatable.',
-        panel=JOB,
+        "--pipeline LINE", 'A setting for the table pipeline, such as "mps = false". Repeatable.', panel=JOB
     ),
 ]
 
 SecondLookOption = Annotated[
     Path | None,
     option(
-        "--second-look",
-        metavar="FILE",
-        help="A TOML file with a \\[\\[second_look]] table, which is measured too.",
+        "--second-look FILE",
+        "A TOML file with a \\[\\[second_look]] table, which is measured too.",
         panel=JOB,
     ),
 ]
 GpusOption = Annotated[
     str,
-    option(
-        "--gpus",
-        metavar="N,N",
-        help="Measure on these numbers of GPUs, such as 1,2,4,8, instead of on all.",
-        panel=RUNS,
-    ),
+    option("--gpus N,N", "Measure on these numbers of GPUs, such as 1,2,4,8, instead of on all.", panel=RUNS),
 ]
 ModelsOption = Annotated[
     str,
     option(
-        "--models",
-        metavar="NAME,NAME",
-        help="Measure each of these models alone instead; all: those that are here.",
+        "--models NAME,NAME",
+        "Measure each of these models alone instead; all: those that are here.",
         panel=JOB,
     ),
 ]
 InputsOption = Annotated[
     str,
     option(
-        "--inputs",
-        metavar="KIND,KIND",
-        help="Measure these kinds of files instead: standard, web, phone, screen, scan, mixed.",
+        "--inputs KIND,KIND",
+        "Measure these kinds of files instead: standard, web, phone, screen, scan, mixed.",
         panel=JOB,
     ),
 ]
 
 
-def number(*names: str, least: int, help: str, panel: str = RUNS) -> Any:
-    return option(*names, metavar="N", min=least, help=help, panel=panel)
-
-
 def bench(
     folder: Annotated[
-        Path,
-        option(
-            "--folder",
-            metavar="FOLDER",
-            help="Folder to work in. Keeps images and weights for the next time.",
-        ),
+        Path, option("--folder FOLDER", "Folder to work in. Keeps images and weights for the next time.")
     ] = Path("bench"),
-    count: Annotated[
-        int, number("--count", "-n", least=2, help="Number of different images.", panel=JOB)
-    ] = 500,
+    count: Annotated[int, option("--count -n N", "Number of different images.", min=2, panel=JOB)] = 500,
     repeat: Annotated[
-        int, number("--repeat", least=1, help="Names of each image, for a longer run.", panel=JOB)
+        int, option("--repeat N", "Names of each image, for a longer run.", min=1, panel=JOB)
     ] = 1,
     pack: PackOption = "",
     pipeline: PipelineOption = None,
     second_look: SecondLookOption = None,
-    cold: Annotated[int, number("--cold", least=0, help="Runs without compiled kernels.")] = 1,
-    warm: Annotated[int, number("--warm", least=0, help="Runs with compiled kernels.")] = 3,
-    sample: Annotated[int, number("--sample", least=1, help="Images to process one at a time.")] = 20,
+    cold: Annotated[int, option("--cold N", "Runs without compiled kernels.", min=0, panel=RUNS)] = 1,
+    warm: Annotated[int, option("--warm N", "Runs with compiled kernels.", min=0, panel=RUNS)] = 3,
+    sample: Annotated[int, option("--sample N", "Images to process one at a time.", min=1, panel=RUNS)] = 20,
     single: Annotated[
-        int, number("--single", least=2, help="Images to drop singly on an idle daemon.")
+        int, option("--single N", "Images to drop singly on an idle daemon.", min=2, panel=RUNS)
     ] = 100,
     memory: MemoryOption = 0,
     gpus: GpusOption = "",
     models: ModelsOption = "",
     inputs: InputsOption = "",
-    json: Annotated[
-        Path | None, option("--json", metavar="FILE", help="Write all figures to FILE.", panel=OUTPUT)
-    ] = None,
+    json: Annotated[Path | None, option("--json FILE", "Write all figures to FILE.", panel=OUTPUT)] = None,
     plot: Annotated[
-        Path | None, option("--plot", metavar="FILE", help="Draw rate, load and memory: a PNG.", panel=OUTPUT)
+        Path | None, option("--plot FILE", "Draw rate, load and memory: a PNG.", panel=OUTPUT)
     ] = None,
 ) -> None:
     """Measure images per second of the daemon, and of the same images one at a time.

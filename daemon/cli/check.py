@@ -7,13 +7,11 @@ import resource
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from daemon.cli.tryouts import RuleFailed, try_choice, try_rule, try_stages
 from daemon.config.ignored import describe_added
 from daemon.config.loading import Config, find_shared_folders
 from daemon.config.secrets import list_open
@@ -24,14 +22,12 @@ from daemon.core.hints import quantity
 from daemon.core.stores import find_trouble
 from daemon.inbox.names import find_left_out, find_renamed
 from daemon.inbox.walk import count_unread, find_unread
-from daemon.layout.layout import Layout
-from daemon.layout.second_looks import lay_out
 from daemon.layout.slabs import open_slab, size_slab
 from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.records import open_reader
 from daemon.ledger.schema import DURATION, WITH_ORDER, check_room, newest, read_version
+from daemon.models.examining import examine_models, examine_plugins, examine_rules
 from daemon.monitoring.disks import find_blocked, find_existing, list_written_folders
-from daemon.monitoring.notices import list_notices
 from daemon.pipeline.tracing import check_traces
 from daemon.placement.devices import select_devices
 from daemon.results.destinations import Destination
@@ -43,22 +39,13 @@ from daemon.system.host import Host
 from daemon.system.mounts import ask as ask_files
 from daemon.system.mounts import describe_missing, is_network_mount, is_there
 from daemon.terminal.control import ask
+from daemon.terminal.display import Finding, graded
 from daemon.unpacking.kinds import find_missing
-from daemon.workers.tryout import Tryout
-from stages.contract.base import StageSpec
-from stages.registry.registry import PROBLEMS, SOURCES, find_backend
-from stages.weights.layouts import describe_weights, describe_words
 
 LEAST_FREE_BYTES = 1 << 30
 LEAST_OPEN_FILES = 1024
 WATCHES = Path("/proc/sys/fs/inotify/max_user_watches")
 LEAST_WATCHES = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    grade: str  # "ok", "warning" or "error"
-    text: str
 
 
 def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterator[Finding]:
@@ -71,13 +58,19 @@ def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterat
         if file
         else "configuration: no daemon.toml in this folder; every key has its default."
     )
-    surroundings = (_inboxes, _unpacking, _folders, _sinks, _uploads, _ledger, _addresses, _traces)
+    surroundings = (_inboxes, _unpacking, _folders, _sinks, _uploads, _ledger, _address, _page, _traces)
     machine = (_shared_memory, _limits, _gpus)
     yield Finding("ok", source)
     for key, variable in config.variables.items():
         yield Finding("ok", f"configuration: {key} comes from the variable {variable}.")
-    yield from (Finding("warning", risk) for risk in (list_open(file) if file else ()))
-    for examination in (*surroundings, *machine, _plugins, _rules, partial(_models, quick=quick)):
+    yield from graded("warning", list_open(file) if file else ())
+    for examination in (
+        *surroundings,
+        *machine,
+        examine_plugins,
+        examine_rules,
+        partial(examine_models, quick=quick),
+    ):
         yield from examination(config)
 
 
@@ -92,48 +85,37 @@ def _traces(config: Config) -> Iterator[Finding]:
         yield Finding("ok", f"traces of {config.traces.sample:.2%} of the images are sent.")
 
 
-def _plugins(config: Config) -> Iterator[Finding]:
-    for problem in PROBLEMS.values():
-        yield Finding("warning", problem)
-    for name, source in SOURCES.items():
-        use = "in use" if name in config.stage_names else "not in use: [pipeline] stages does not name it"
-        yield Finding("ok", f"plug-in {source}: stage {name} is installed and {use}.")
-
-
 def _inboxes(config: Config) -> Iterator[Finding]:
-    for problem in ask_files(partial(find_shared_folders, config)) or ():
-        yield Finding("error", problem)
+    yield from graded("error", ask_files(partial(find_shared_folders, config)) or ())
     for inbox in config.inbox:
         if (config.state.path / LEDGER).exists() and (added := describe_added(inbox.ignore)):
             yield Finding("warning", f"inbox {inbox.place}: {added}.")
-        if inbox.url:
-            yield _bucket(inbox)
-            continue
-        there = is_there(inbox.path)
-        if there is None:
-            yield Finding(
-                "warning",
-                f"inbox {inbox.path} does not answer; is its mount dead? `run` processes the other inboxes.",
-            )
-        elif not there:
-            yield Finding("error", describe_missing(inbox.path))
-        elif not os.access(inbox.path, os.R_OK | os.X_OK):
-            yield Finding("error", f"inbox {inbox.path} cannot be read by this user; fix its permissions.")
-        elif (setting := _what_writes(config, inbox)) and not os.access(inbox.path, os.W_OK):
-            yield Finding(
-                "error", f"inbox {inbox.path} cannot be written, but {setting}; fix its permissions."
-            )
-        else:
-            scanned = is_network_mount(inbox.path)
-            how = "scanned regularly: network mounts send no events" if scanned else "watched for events"
-            yield Finding("ok", f"inbox {inbox.path} is {how}.")
-            yield from _folders_within(inbox, Destination.of(inbox, config).longest_path)
+        yield from _bucket(inbox) if inbox.url else _folder(config, inbox)
 
 
-def _bucket(inbox: Inbox) -> Finding:
+def _bucket(inbox: Inbox) -> Iterator[Finding]:
     if problem := find_trouble(inbox.url):
-        return Finding("error", f"inbox {problem}.")
-    return Finding("ok", f"inbox {inbox.url} answers; it is listed regularly, as stores send no events.")
+        yield Finding("error", f"inbox {problem}.")
+    else:
+        yield Finding("ok", f"inbox {inbox.url} answers; it is listed regularly, as stores send no events.")
+
+
+def _folder(config: Config, inbox: Inbox) -> Iterator[Finding]:
+    there = is_there(inbox.path)
+    if there is None:
+        said = f"inbox {inbox.path} does not answer; is its mount dead? `run` processes the other inboxes."
+        yield Finding("warning", said)
+    elif not there:
+        yield Finding("error", describe_missing(inbox.path))
+    elif not os.access(inbox.path, os.R_OK | os.X_OK):
+        yield Finding("error", f"inbox {inbox.path} cannot be read by this user; fix its permissions.")
+    elif (setting := _what_writes(config, inbox)) and not os.access(inbox.path, os.W_OK):
+        yield Finding("error", f"inbox {inbox.path} cannot be written, but {setting}; fix its permissions.")
+    else:
+        scanned = is_network_mount(inbox.path)
+        how = "scanned regularly: network mounts send no events" if scanned else "watched for events"
+        yield Finding("ok", f"inbox {inbox.path} is {how}.")
+        yield from _folders_within(inbox, Destination.of(inbox, config).longest_path)
 
 
 def _folders_within(inbox: Inbox, longest: int) -> Iterator[Finding]:
@@ -169,7 +151,7 @@ def _unpacking(config: Config) -> Iterator[Finding]:
 
 def _folders(config: Config) -> Iterator[Finding]:
     blocked = ask_files(partial(find_blocked, config)) or {}
-    yield from (Finding("error", problem) for problem in blocked.values())
+    yield from graded("error", blocked.values())
     for key, folder in list_written_folders(config).items():
         if key in blocked:
             continue
@@ -211,8 +193,8 @@ def _ledger(config: Config) -> Iterator[Finding]:
     try:
         with open_reader(config) as reader:
             images = sum(reader.counts().values())
-            yield from (Finding("error", problem) for problem in find_renamed(config, reader))
-            yield from (Finding("warning", warning) for warning in find_left_out(config, reader))
+            yield from graded("error", find_renamed(config, reader))
+            yield from graded("warning", find_left_out(config, reader))
             with reader.lend() as connection:
                 version = read_version(path, connection)
         if version < WITH_ORDER:
@@ -229,12 +211,11 @@ def _ledger(config: Config) -> Iterator[Finding]:
         yield Finding("error", f"ledger: {error}")
 
 
-def _addresses(config: Config) -> Iterator[Finding]:
-    """An address of the page that is in use holds nothing up, so it is only a warning."""
+def _address(config: Config) -> Iterator[Finding]:
     http = config.http
     if http.listen:
-        yield _address(config, http, "http", " by the daemon of this state folder", "error")
-    yield from (Finding("warning", risk) for risk in risks(http))
+        yield _listen(config, http, "http", " by the daemon of this state folder", "error")
+    yield from graded("warning", risks(http))
     for key, file, read in (
         ("token_file", http.token_file, read_token),
         ("tls_certificate", http.tls_certificate, load_certificate),
@@ -244,18 +225,23 @@ def _addresses(config: Config) -> Iterator[Finding]:
                 yield Finding("ok", f"http.{key}: {file} is usable.")
         except ConfigError as error:
             yield Finding("error", str(error))
-    if config.page.listen:
-        yield _address(config, config.page_http, "page", ", perhaps by this daemon's page", "warning")
-        yield from (Finding("warning", risk) for risk in risks(config.page_http, "page"))
-        try:
-            made_by_daemon = config.state.path / PAGE_TOKEN  # when it starts
-            if not http.token_file and made_by_daemon.exists():
-                read_page_token(config)
-        except (OSError, ConfigError) as error:
-            yield Finding("error", f"page: {error}")
 
 
-def _address(config: Config, http: Http, section: str, user: str, grade: str) -> Finding:
+def _page(config: Config) -> Iterator[Finding]:
+    """An address that is in use holds nothing up, so it is only a warning."""
+    if not config.page.listen:
+        return
+    yield _listen(config, config.page_http, "page", ", perhaps by this daemon's page", "warning")
+    yield from graded("warning", risks(config.page_http, "page"))
+    try:
+        made_by_daemon = config.state.path / PAGE_TOKEN  # when it starts
+        if not config.http.token_file and made_by_daemon.exists():
+            read_page_token(config)
+    except (OSError, ConfigError) as error:
+        yield Finding("error", f"page: {error}")
+
+
+def _listen(config: Config, http: Http, section: str, user: str, grade: str) -> Finding:
     """Whether it can be listened at. user: by whom, if a daemon runs. grade: if none does."""
     try:
         listen(http, section).close()
@@ -309,75 +295,3 @@ def _gpus(_config: Config) -> Iterator[Finding]:
         )
     if not gpus:
         yield Finding("warning", "no NVIDIA GPU found; stages run on the CPU.")
-
-
-def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
-    try:
-        layout, looks = lay_out(config)
-    except VisiondError as error:
-        yield from (Finding("error", line) for line in str(error).splitlines())
-        return
-    yield from _weights(config, layout)
-    for look in looks:
-        yield Finding("ok", f"{look.segment.name}: {look.describe()}; {describe_weights(look.spec)}.")
-        if words := describe_words(look.spec, look.name):
-            yield Finding("warning", f"{look.segment.name}: {words}")
-        yield from (
-            Finding("warning", f"{line}.") for line in list_notices([(look.segment.name, look.spec.notice)])
-        )
-    if quick:
-        return
-    for tryout in try_stages(layout):
-        yield from _findings(f"stage {tryout.stage}", tryout)
-    for look in looks:
-        for tryout in try_stages(look.layout):
-            yield from _findings(look.segment.name, tryout)
-
-
-def _weights(config: Config, layout: Layout) -> Iterator[Finding]:
-    real = {name: spec for name, spec in layout.specs.items() if spec.backend != "fake"}
-    for name, spec in real.items():
-        yield Finding("ok", f"models: {name}: {describe_weights(spec)}, {_source(config, spec)}.")
-    for spec in real.values():
-        if words := describe_words(spec):
-            yield Finding("warning", f"models: {words}")
-    if real:
-        yield Finding("ok", "models: the digests of all files in use are as recorded.")
-    yield from (Finding("warning", f"models: {line}.") for line in list_notices(layout.notices().items()))
-    for library, license_ in layout.licenses().items():
-        yield Finding("ok", f"models: {library} is in use, which is under {license_}.")
-    yield Finding("ok", f"placement: {layout.placement.why}.")
-
-
-def _source(config: Config, spec: StageSpec) -> str:
-    """Where the weights of a stage are from, and its tags if it has any."""
-    model = getattr(config.stages, spec.name).model
-    source = f"from {model or f'the pack {config.models.pack}'}" if spec.files else "without weights"
-    if find_backend(spec.name, spec.backend).includes(spec.files):
-        source = "included"
-    if spec.options.get("labels") is not None:
-        return f"{source}, tags from stages.{spec.name}.options.labels"
-    return f"{source}, tags from {spec.files['labels']}" if "labels" in spec.files else source
-
-
-def _findings(what: str, tryout: Tryout) -> Iterator[Finding]:
-    if tryout.problem:
-        yield Finding("error", f"{what} on {tryout.device}: {tryout.problem}")
-    else:
-        yield Finding("ok", f"{what} on {tryout.device}: {tryout.summary}.")
-    if tryout.warning:
-        yield Finding("warning", f"{what} on {tryout.device}: {tryout.warning}")
-
-
-def _rules(config: Config) -> Iterator[Finding]:
-    if config.binning.rules:
-        try:
-            yield Finding("ok", try_rule(config))
-        except RuleFailed as error:
-            yield Finding("error", str(error))
-    for look in config.second_look:
-        if look.function:
-            try:
-                yield Finding("ok", try_choice(config, look))
-            except RuleFailed as error:
-                yield Finding("error", str(error))

@@ -40,55 +40,42 @@ SourceArgument = Annotated[
 OutputArgument = Annotated[
     str, typer.Argument(metavar="OUTPUT", help="Folder or store prefix for the Parquet parts.")
 ]
-ResumeOption = Annotated[bool, flag("--resume", help="Go on with what an earlier run wrote into OUTPUT.")]
+ResumeOption = Annotated[bool, flag("--resume", "Go on with what an earlier run wrote into OUTPUT.")]
 AddressOption = Annotated[
     str,
-    typer.Option(
-        "--address",
-        metavar="ADDR",
+    option(
+        "--address ADDR",
+        "Ray cluster; auto: the one that runs on this machine. Default: Ray is started here for this run.",
         envvar="RAY_ADDRESS",
         show_default=False,
-        help="Ray cluster; auto: the one that runs on this machine. Default: Ray is started here for this run.",
     ),
 ]
 ChainsOption = Annotated[
     int,
-    typer.Option(
-        "--chains",
-        metavar="N",
+    option(
+        "--chains N",
+        "Actors, each with all stages. Default: one for each GPU, or without GPUs for each machine.",
         min=0,
         show_default=False,
-        help="Actors, each with all stages. Default: one for each GPU, or without GPUs for each machine.",
     ),
 ]
-GpusOption = Annotated[
-    float, option("--gpus-per-chain", metavar="N", min=0, help="GPUs of an actor. 0: use the CPU.")
-]
-CpusOption = Annotated[
-    float, option("--cpus-per-chain", metavar="N", min=0, help="CPUs that Ray keeps for an actor.")
-]
-PartOption = Annotated[int, option("--part-images", metavar="N", min=1, help="Images in one Parquet part.")]
-ColumnOption = Annotated[
-    str, option("--column", metavar="NAME", help="Column of a list that has the URLs or the bytes.")
-]
+GpusOption = Annotated[float, option("--gpus-per-chain N", "GPUs of an actor. 0: use the CPU.", min=0)]
+CpusOption = Annotated[float, option("--cpus-per-chain N", "CPUs that Ray keeps for an actor.", min=0)]
+PartOption = Annotated[int, option("--part-images N", "Images in one Parquet part.", min=1)]
+ColumnOption = Annotated[str, option("--column NAME", "Column of a list that has the URLs or the bytes.")]
 KeepOption = Annotated[
     list[str] | None,
     option(
-        "--keep",
-        metavar="NAME",
-        help="Further column of a list, or ending of texts in tars (txt), for the parts: NAME,NAME or NAME=OTHER.",
+        "--keep NAME",
+        "Further column of a list, or ending of texts in tars (txt), for the parts: NAME,NAME or NAME=OTHER.",
     ),
 ]
-KeepAllOption = Annotated[bool, flag("--keep-all", help="Keep all further columns, or all texts in tars.")]
+KeepAllOption = Annotated[bool, flag("--keep-all", "Keep all further columns, or all texts in tars.")]
 ShardsOption = Annotated[
     Literal["sidecars", "images"] | None,
-    option(
-        "--shards",
-        metavar="WHAT",
-        help="Also write WebDataset shards: sidecars, or images with their sidecars.",
-    ),
+    option("--shards WHAT", "Also write WebDataset shards: sidecars, or images with their sidecars."),
 ]
-AllowFailedOption = Annotated[bool, flag("--allow-failed", help="Exit 0 even if some images failed.")]
+AllowFailedOption = Annotated[bool, flag("--allow-failed", "Exit 0 even if some images failed.")]
 
 
 @ray_app.command()

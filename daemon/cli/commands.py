@@ -33,6 +33,7 @@ from daemon.cli.tuning import plan, tune, warm
 from daemon.core.errors import ConfigError, NotRunning, VisiondError, exit_status_of, explain_passing
 from daemon.core.hints import quantity
 from daemon.terminal.display import (
+    Finding,
     forgive_standard_error,
     print_error,
     print_finding,
@@ -114,7 +115,7 @@ def command_tree() -> Callable[[], object]:
 
 
 @app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, flag("--version", help="Print the version and exit.")] = False) -> None:
+def version(show: Annotated[bool, flag("--version", "Print the version and exit.")] = False) -> None:
     if show:
         print(f"visiond {__version__}")
         raise typer.Exit
@@ -200,9 +201,7 @@ def gpus(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 def check(
     config: ConfigOption = None,
-    quick: Annotated[
-        bool, flag("--quick", help="Check only files and folders; do not build the stages.")
-    ] = False,
+    quick: Annotated[bool, flag("--quick", "Check only files and folders; do not build the stages.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check that the configuration works on this machine, and list problems with their fixes.
@@ -215,14 +214,14 @@ def check(
       visiond check
       visiond check --config /etc/visiond/daemon.toml --quick
     """
-    from daemon.cli.check import Finding, examine
+    from daemon.cli.check import examine
 
     findings: list[Finding] = []
     try:
         for finding in examine(read_config(config), find_config(config), quick=quick):
             findings.append(finding)
             if not as_json:
-                print_finding(finding.grade, finding.text)
+                print_finding(finding)
     except ConfigError as error:
         if not as_json:
             raise
@@ -234,9 +233,7 @@ def check(
 
 def health(
     config: ConfigOption = None,
-    ready: Annotated[
-        bool, flag("--ready", help="Ask whether images get through now, as /readyz says.")
-    ] = False,
+    ready: Annotated[bool, flag("--ready", "Ask whether images get through now, as /readyz says.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Ask the running daemon whether it can process images.
@@ -262,10 +259,8 @@ def health(
 
 def samples(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write to.")],
-    count: Annotated[int, typer.Option("--count", "-n", metavar="N", min=1, help="Number of images.")] = 24,
-    seed: Annotated[
-        int, typer.Option("--seed", "-s", metavar="N", help="The same seed makes the same images.")
-    ] = 0,
+    count: Annotated[int, option("--count -n N", "Number of images.", min=1)] = 24,
+    seed: Annotated[int, option("--seed -s N", "The same seed makes the same images.")] = 0,
 ) -> None:
     """Write synthetic images to try visiond on.
 
@@ -290,13 +285,9 @@ def demo(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="Folder to work in; existing files stay.")
     ] = Path("demo"),
-    count: Annotated[
-        int, typer.Option("--count", "-n", metavar="N", min=1, help="Number of sample images.")
-    ] = 24,
-    models: Annotated[
-        str, option("--models", metavar="SET", help="First run `visiond setup SET --yes` for it.")
-    ] = "",
-    keep: Annotated[bool, flag("--keep", help="Then serve the page with the results, until Ctrl-C.")] = False,
+    count: Annotated[int, option("--count -n N", "Number of sample images.", min=1)] = 24,
+    models: Annotated[str, option("--models SET", "First run `visiond setup SET --yes` for it.")] = "",
+    keep: Annotated[bool, flag("--keep", "Then serve the page with the results, until Ctrl-C.")] = False,
 ) -> None:
     """Process sample images and two photographs, and print a table of the results.
 

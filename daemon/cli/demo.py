@@ -52,7 +52,7 @@ level = "info"
 """
 
 
-def run_demo(folder: Path, count: int, *, models: str = "", keep: bool = False) -> None:
+def run_demo(folder: Path, count: int, *, models: str, keep: bool) -> None:
     """Fill `folder`/inbox, process it once, print the table. Images with a result are not processed again.
     models: a set of models to set up first. keep: then serve the page until Ctrl-C."""
     from daemon.config.variables import is_setting

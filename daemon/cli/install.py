@@ -8,21 +8,21 @@ from typing import Annotated
 import typer
 
 from daemon.installing.places import HELP
-from daemon.terminal.options import flag
+from daemon.terminal.options import flag, option
 
-RootOption = Annotated[Path, typer.Option("--root", metavar="FOLDER", help=HELP["root"])]
-NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help=HELP["name"])]
-DryOption = Annotated[bool, flag("--dry-run", help=HELP["dry_run"])]
+RootOption = Annotated[Path, option("--root FOLDER", HELP["root"])]
+NameOption = Annotated[str, option("--name NAME", HELP["name"])]
+DryOption = Annotated[bool, flag("--dry-run", HELP["dry_run"])]
 
 
 def install(
     root: RootOption = Path("/"),
     name: NameOption = "",
-    upgrade: Annotated[bool, flag("--upgrade", help=HELP["upgrade"])] = False,
-    python: Annotated[str, typer.Option("--python", metavar="FILE", help=HELP["python"])] = "",
-    wheel: Annotated[Path | None, typer.Option("--wheel", metavar="FILE", help=HELP["wheel"])] = None,
-    wheels: Annotated[Path | None, typer.Option("--wheels", metavar="FOLDER", help=HELP["wheels"])] = None,
-    no_start: Annotated[bool, flag("--no-start", help=HELP["no_start"])] = False,
+    upgrade: Annotated[bool, flag("--upgrade", HELP["upgrade"])] = False,
+    python: Annotated[str, option("--python FILE", HELP["python"])] = "",
+    wheel: Annotated[Path | None, option("--wheel FILE", HELP["wheel"])] = None,
+    wheels: Annotated[Path | None, option("--wheels FOLDER", HELP["wheels"])] = None,
+    no_start: Annotated[bool, flag("--no-start", HELP["no_start"])] = False,
     dry_run: DryOption = False,
 ) -> None:
     """Install this visiond as a system service.
@@ -48,8 +48,8 @@ def install(
 
 def bundle(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help=HELP["bundle"])],
-    python: Annotated[str, typer.Option("--python", metavar="FILE", help=HELP["python"])] = "",
-    wheel: Annotated[Path | None, typer.Option("--wheel", metavar="FILE", help=HELP["wheel"])] = None,
+    python: Annotated[str, option("--python FILE", HELP["python"])] = "",
+    wheel: Annotated[Path | None, option("--wheel FILE", HELP["wheel"])] = None,
 ) -> None:
     """Download all packages for machines without a package index.
 

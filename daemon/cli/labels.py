@@ -7,6 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ from daemon.core.errors import NothingFound
 from daemon.core.hints import command, quantity
 from daemon.core.labels import STAGE_OF, Kind
 from daemon.system.log import escape
-from daemon.terminal.display import errors, print_json, print_table, printable
+from daemon.terminal.display import errors, print_found, print_json, print_table, print_warning, printable
 from daemon.terminal.options import ConfigOption, JsonOption, flag, option, read_config
 from daemon.terminal.progress import Progress
 
@@ -34,9 +35,7 @@ labels_app = typer.Typer(
     "Examples:\n  visiond labels import corrected.json\n  visiond labels list",
     no_args_is_help=True,
 )
-KindsOption = Annotated[
-    list[Kind] | None, typer.Option("--only", metavar="KIND", help="Only objects, tags, caption or text.")
-]
+KindsOption = Annotated[list[Kind] | None, option("--only KIND", "Only objects, tags, caption or text.")]
 
 
 @labels_app.command("import")
@@ -44,19 +43,15 @@ def import_labels(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file or folder with the labels.")],
     images: Annotated[
         Path | None,
-        typer.Option(
-            "--images",
-            metavar="FOLDER",
-            help="The folder that relative names of images start from. Default: that of FILE.",
+        option(
+            "--images FOLDER", "The folder that relative names of images start from. Default: that of FILE."
         ),
     ] = None,
     by_file_name: Annotated[
-        bool, flag("--by-file-name", help="The last part of a name is enough to find its image.")
+        bool, flag("--by-file-name", "The last part of a name is enough to find its image.")
     ] = False,
     only: KindsOption = None,
-    origin: Annotated[
-        str, option("--origin", metavar="TEXT", help="Where they are from. Default: FILE.")
-    ] = "",
+    origin: Annotated[str, option("--origin TEXT", "Where they are from. Default: FILE.")] = "",
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -86,8 +81,8 @@ def import_labels(
     left_out: Counter[str] = Counter()
     given = [*read_labels(file, lambda why: left_out.update([why]))]
     said = [each for each in given if not only or each.kind in only]
-    folder = images or (file if file.is_dir() else file.parent)
     with open_reader(settings) as reader, Progress("images") as progress:
+        folder = images or (file if file.is_dir() else file.parent)
         names = [each.name for each in said]
         found = find_images(reader, names, folder, by_file_name=by_file_name, step=progress.step)
         kept = keep_known(said, found.images, left_out)
@@ -96,15 +91,7 @@ def import_labels(
     rows = [(digest, kind, value) for (digest, kind), value in kept.items()]
     known_as = (origin or os.path.basename(os.path.abspath(file))).encode(errors="replace").decode()
     replaced = store.keep(rows, known_as) if rows else 0
-    kinds = Counter(str(kind) for _, kind in kept)
-    if as_json:
-        print_json(_describe(kinds, replaced, found, left_out))
-    else:
-        print(
-            *(f"{kind} of {quantity(count, 'image')}\n" for kind, count in sorted(kinds.items())),
-            sep="",
-            end="",
-        )
+    _print_kept(Counter(str(kind) for _, kind in kept), replaced, found, left_out, as_json=as_json)
     _print_trouble(found, left_out, replaced)
     if why:
         raise NothingFound(f"Nothing is kept: {why}")
@@ -133,17 +120,23 @@ def _explain_empty(
     )
 
 
-def _describe(
-    kinds: Counter[str], replaced: int, found: Matches, left_out: Counter[str]
-) -> dict[str, object]:
-    return {
-        "labels": kinds,
-        "replaced": replaced,
-        "by_file_name": found.by_file_name,
-        "unknown": [escape(name) for name in found.unknown],
-        "ambiguous": [escape(name) for name in sorted(found.ambiguous)],
-        "left_out": left_out,
-    }
+def _print_kept(
+    kinds: Counter[str], replaced: int, found: Matches, left_out: Counter[str], *, as_json: bool
+) -> None:
+    if not as_json:
+        for kind, count in sorted(kinds.items()):
+            print(f"{kind} of {quantity(count, 'image')}")
+        return
+    print_json(
+        {
+            "labels": kinds,
+            "replaced": replaced,
+            "by_file_name": found.by_file_name,
+            "unknown": [*map(escape, found.unknown)],
+            "ambiguous": [*map(escape, sorted(found.ambiguous))],
+            "left_out": left_out,
+        }
+    )
 
 
 def _print_trouble(found: Matches, left_out: Counter[str], replaced: int) -> None:
@@ -173,7 +166,7 @@ def _print_trouble(found: Matches, left_out: Counter[str], replaced: int) -> Non
             f"{names} found at no image that is DONE, such as {found.unknown[0]}. {' '.join(hints)}"
         )
     for trouble in troubles:
-        errors.print(f"[yellow]{printable(trouble)}[/yellow]")
+        print_warning(trouble)
 
 
 @labels_app.command("list")
@@ -230,16 +223,10 @@ def forget_labels(
 
 def score(
     only: KindsOption = None,
-    by_label: Annotated[bool, flag("--by-label", help="Also the average precision of each label.")] = False,
+    by_label: Annotated[bool, flag("--by-label", "Also the average precision of each label.")] = False,
     held_out: Annotated[
         float,
-        option(
-            "--held-out",
-            metavar="SHARE",
-            help="Only images that such a training did not learn from.",
-            min=0,
-            max=1,
-        ),
+        option("--held-out SHARE", "Only images that such a training did not learn from.", min=0, max=1),
     ] = 1,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -277,18 +264,16 @@ def score(
         raise NothingFound(
             f"There are no labels of images with answers; `{command('labels', 'import')}` reads some in."
         )
-    named = name_apart(scores)
-    rows = [row for each, name in zip(scores, named, strict=True) for row in _rows(each, name)]
     print_table(
-        ("kind", "model", "images", "figure", "score", "95 % of resamples", "compared with the first"), rows
+        ("kind", "model", "images", "figure", "score", "95 % of resamples", "compared with the first"),
+        chain.from_iterable(map(_rows, scores, name_apart(scores))),
     )
-    for note in dict.fromkeys(note for each in scores for note in explain_nothing(each)):
-        errors.print(f"[yellow]Note: {printable(note)}[/yellow]")
+    for note in dict.fromkeys(chain.from_iterable(map(explain_nothing, scores))):
+        print_warning(f"Note: {note}")
     for each in scores if by_label else ():
         classes = sorted(each.classes.items(), key=lambda item: -item[1])
-        if classes:
-            title = f"{each.model.provenance.describe()}, average precision"
-            print_table(("label", "AP"), ((name, f"{value:.3f}") for name, value in classes), title)
+        title = f"{each.model.provenance.describe()}, average precision"
+        print_found(("label", "AP"), ((name, f"{value:.3f}") for name, value in classes), title)
 
 
 def explain_nothing(each: Score) -> Iterator[str]:
@@ -331,11 +316,7 @@ def name_apart(scores: list[Score]) -> list[str]:
 
 
 def _rows(each: Score, model: str) -> list[tuple[object, ...]]:
-    named = (
-        each.kind,
-        model,
-        f"{each.images:,} of {each.labelled:,}",
-    )
+    named = (each.kind, model, f"{each.images:,} of {each.labelled:,}")
     return [
         (
             *(named if place == 0 else ("", "", "")),

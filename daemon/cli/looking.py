@@ -16,13 +16,16 @@ from daemon.core.errors import ConfigError, VisiondError
 from daemon.core.hints import command, quantity
 from daemon.ledger import publications
 from daemon.ledger.soundness import MOST
+from daemon.monitoring.notices import notices_of
 from daemon.monitoring.overview import say_bytes
 from daemon.terminal.display import (
     console,
     errors,
+    print_cut,
     print_json,
     print_listing,
     print_notices,
+    print_warning,
     printable,
 )
 from daemon.terminal.options import (
@@ -55,14 +58,10 @@ def search(
         list[str] | None,
         typer.Argument(metavar="WORDS", help="What to look for; see below.", show_default=False),
     ] = None,
-    by: Annotated[
-        str, option("--by", metavar="WAY", help="words, meaning, both, or disagreement; see below.")
-    ] = "both",
-    bin: Annotated[str, option("--bin", metavar="BIN", help="Only images of this bin.")] = "",
-    newest: Annotated[bool, flag("--newest", help="The newest first, not the best. Only by words.")] = False,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, max=MOST, help="Show at most N images.")
-    ] = 20,
+    by: Annotated[str, option("--by WAY", "words, meaning, both, or disagreement; see below.")] = "both",
+    bin: Annotated[str, option("--bin BIN", "Only images of this bin.")] = "",
+    newest: Annotated[bool, flag("--newest", "The newest first, not the best. Only by words.")] = False,
+    limit: Annotated[int, option("--limit -n N", "Show at most N images.", min=1, max=MOST)] = 20,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -101,36 +100,34 @@ def search(
     from daemon.search.searcher import UNCUT, By
     from daemon.terminal.progress import Progress
 
-    if not (by in (By.words, By.meaning, By.both) or parse_order(by)):
+    if by not in (By.words, By.meaning, By.both) and not parse_order(by):
         orders = ", ".join(list_orders())
         raise typer.BadParameter(f"it is words, meaning, both, or one of {orders}.", param_hint="--by")
-    query = parse(" ".join(words or [])).narrowed(bin=[bin] if bin else [])
+    query = parse(" ".join(words or [])).narrowed(bin=[bin] * bool(bin))
     settings = read_config(config, needs_stages=False)
     with open_reader(settings) as reader:
         if bin:
             refuse_unknown_bins([bin], reader.bin_counts())
         with Progress("images") as progress, open_searcher(settings, reader, progress.step) as searcher:
-            way = "newest" if newest and not parse_order(by) else by
-            found = _find(searcher, query, way, limit + 1)  # one more, to know whether there are more
+            # One more, to know whether there are more.
+            found = _find(searcher, query, by, limit + 1, newest=newest)
         hits = {hit.image: hit for hit in found.hits[:limit]}
         records = reader.find_numbers(list(hits))
-    if found.problem:
-        errors.print(f"[yellow]{printable(found.problem)}[/yellow]")
+    print_warning(found.problem)
     if found.is_uncut and not as_json:
         errors.print(UNCUT)
     _print([(record, hits[record.id]) for record in records], as_json=as_json)
     if len(found.hits) > limit:
-        images = "image is" if limit == 1 else f"{limit:,} images are"
-        errors.print(f"Only the first {images} shown; --limit N shows more.")
+        print_cut("image", limit)
 
 
-def _find(searcher: Searcher, query: Query, by: str, limit: int) -> Found:
+def _find(searcher: Searcher, query: Query, by: str, limit: int, *, newest: bool) -> Found:
     from daemon.search.evidence import parse_order
     from daemon.search.searcher import NEWEST, By
 
     if parse_order(by):
         return searcher.disagreeing(query, by, 0, limit)
-    if by == "newest" or not query.sentence:
+    if newest or not query.sentence:
         return searcher.newest(query, NEWEST, limit)
     found = searcher.best(query, By(by), limit=limit)
     return replace(found, problem=f"By words only: {found.problem}" if found.problem else "")
@@ -158,7 +155,7 @@ def _print(found: list[tuple[Record, Hit]], *, as_json: bool) -> None:
             for r, hit in found
         ),
     )
-    print_notices((model.stage, model.notice) for record, _ in found for model in record.models)
+    print_notices(notices_of(record for record, _ in found))
     if not found:
         errors.print("No image fits.")
 
@@ -167,15 +164,12 @@ def duplicates(
     near: Annotated[
         str,
         option(
-            "--near",
-            metavar="NEARNESS",
-            help="Least nearness of an image to the best one of its group; hash or hash:0.9 compares hashes.",
+            "--near NEARNESS",
+            "Least nearness of an image to the best one of its group; hash or hash:0.9 compares hashes.",
         ),
     ] = str(NEAR["clip"]),
     bin: BinOption = None,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, max=MOST, help="Show at most N groups.")
-    ] = 20,
+    limit: Annotated[int, option("--limit -n N", "Show at most N groups.", min=1, max=MOST)] = 20,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -268,21 +262,18 @@ def _print_summary(found: Duplicates, stage: str, groups: int, limit: int) -> No
     else:
         errors.print(f"No image is near a better one; {images} compared. A lower --near finds more.")
     if groups > limit:
-        shown = "group is" if limit == 1 else f"{limit:,} groups are"
-        errors.print(f"Only the first {shown} shown; --limit N shows more.")
+        print_cut("group", limit)
     if found.without:
         first = ", ".join(map(str, found.without[:3]))
-        errors.print(
-            f"[yellow]{quantity(len(found.without), 'image')} could not be compared: no result of the same model of stage "
+        print_warning(
+            f"{quantity(len(found.without), 'image')} could not be compared: no result of the same model of stage "
             f"{stage}: {first}{', …' if len(found.without) > 3 else ''}. "
-            f"`{printable(command('redo', '--stale'))}` computes those of the present model; --json lists all.[/yellow]"
+            f"`{command('redo', '--stale')}` computes those of the present model; --json lists all."
         )
 
 
 def page(
-    listen: Annotated[
-        str, option("--listen", metavar="HOST:PORT", help="Another address than [page] listen.")
-    ] = "",
+    listen: Annotated[str, option("--listen HOST:PORT", "Another address than [page] listen.")] = "",
     config: ConfigOption = None,
 ) -> None:
     """Serve the page with images, search and results, until Ctrl-C.
@@ -340,15 +331,9 @@ def serve_page(config: Config, *, anywhere: bool = False, is_daemons: bool = Fal
 def follow(
     after: Annotated[
         int | None,
-        typer.Option(
-            "--after",
-            metavar="NUMBER",
-            min=0,
-            help="Begin behind this number. Default: now.",
-            show_default=False,
-        ),
+        option("--after NUMBER", "Begin behind this number. Default: now.", min=0, show_default=False),
     ] = None,
-    full: Annotated[bool, flag("--full", help="Print all that the sidecar has.")] = False,
+    full: Annotated[bool, flag("--full", "Print all that the sidecar has.")] = False,
     config: ConfigOption = None,
 ) -> None:
     """Print a line of JSON for each image that is done or has failed.

@@ -60,20 +60,15 @@ def train_mini(context: typer.Context) -> None:
 
 @models_app.command("list")
 def list_models(
-    stage: Annotated[
-        str | None, option("--stage", metavar="STAGE", help="Only what this stage can use.")
-    ] = None,
+    stage: Annotated[str | None, option("--stage STAGE", "Only what this stage can use.")] = None,
     catalog: Annotated[
-        bool,
-        flag("--catalog", help="Only the models that can be downloaded; with --json, their sources too."),
+        bool, flag("--catalog", "Only the models that can be downloaded; with --json, their sources too.")
     ] = False,
     sizes: Annotated[
-        bool, flag("--sizes", help="Ask the model hub how large the models are that are not here.")
+        bool, flag("--sizes", "Ask the model hub how large the models are that are not here.")
     ] = False,
     config: ConfigOption = None,
-    as_json: Annotated[
-        bool, flag("--json", help="Print JSON: the packs, or with --catalog the models.")
-    ] = False,
+    as_json: Annotated[bool, flag("--json", "Print JSON: the packs, or with --catalog the models.")] = False,
 ) -> None:
     """List the packs that are here, and the models that can be downloaded.
 
@@ -101,13 +96,14 @@ def list_models(
             "it is for the models that can be downloaded; add --catalog", param_hint="--sizes"
         )
     settings = read_config(config)
-    problems = []
-    if not catalog:
-        problems += (print_packs_json if as_json else print_packs)(settings, stages)
-    if not as_json and not catalog:
+    if catalog:
+        problems = (print_catalog_json if as_json else print_catalog)(settings, stages, ask=sizes)
+    elif as_json:
+        problems = print_packs_json(settings, stages)
+    else:
+        problems = print_packs(settings, stages)
         print()
-    if catalog or not as_json:
-        problems += (print_catalog_json if as_json else print_catalog)(settings, stages, ask=sizes)
+        problems += print_catalog(settings, stages, ask=sizes)
     for problem in problems:
         print_error(problem)
 
@@ -126,7 +122,7 @@ def pull_models(
         bool,
         flag(
             "--allow-pickle",
-            help="Read pickled weights of a NAME that has no others. A pickle can run code: allow only models that you trust.",
+            "Read pickled weights of a NAME that has no others. A pickle can run code: allow only models that you trust.",
         ),
     ] = False,
     config: ConfigOption = None,
@@ -160,7 +156,7 @@ def bundle_models(
     ] = None,
     force: ForceOption = False,
     allow_pickle: Annotated[
-        bool, flag("--allow-pickle", help="As for `models pull`, for models that are not here.")
+        bool, flag("--allow-pickle", "As for `models pull`, for models that are not here.")
     ] = False,
     config: ConfigOption = None,
 ) -> None:
@@ -199,46 +195,34 @@ def add_models(
 def make_models(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the new pack.")],
     ocr: Annotated[
-        Path | None,
-        typer.Option(
-            "--ocr", metavar="PATH", help="PP-OCR's ONNX file or folder, or a page reader's folder."
-        ),
+        Path | None, option("--ocr PATH", "PP-OCR's ONNX file or folder, or a page reader's folder.")
     ] = None,
     yolo: Annotated[
         Path | None,
-        typer.Option(
-            "--yolo",
-            metavar="PATH",
-            help="A .pt file, a .safetensors file with yolo.json beside it, or a folder of a transformers detector.",
+        option(
+            "--yolo PATH",
+            "A .pt file, a .safetensors file with yolo.json beside it, or a folder of a transformers detector.",
         ),
     ] = None,
-    clip: Annotated[
-        Path | None, typer.Option("--clip", metavar="FOLDER", help="A CLIPModel as transformers saves it.")
-    ] = None,
+    clip: Annotated[Path | None, option("--clip FOLDER", "A CLIPModel as transformers saves it.")] = None,
     blip: Annotated[
         Path | None,
-        typer.Option(
-            "--blip",
-            metavar="FOLDER",
-            help="A captioner as transformers saves it: BLIP, BLIP-2, Florence-2, or a chat model such as Qwen3-VL.",
+        option(
+            "--blip FOLDER",
+            "A captioner as transformers saves it: BLIP, BLIP-2, Florence-2, or a chat model such as Qwen3-VL.",
         ),
     ] = None,
     labels: Annotated[
         Path | None,
-        typer.Option(
-            "--labels",
-            metavar="FILE",
-            help="CLIP's tags, one per line. Default: YOLO's classes and common scenes.",
-        ),
+        option("--labels FILE", "CLIP's tags, one per line. Default: YOLO's classes and common scenes."),
     ] = None,
     allow_pickle: Annotated[
         bool,
         flag(
-            "--allow-pickle",
-            help="Read pickled weights. A pickle can run code: allow only files that you trust.",
+            "--allow-pickle", "Read pickled weights. A pickle can run code: allow only files that you trust."
         ),
     ] = False,
-    force: Annotated[bool, flag("--force", help="Replace FOLDER if it is a pack.")] = False,
+    force: Annotated[bool, flag("--force", "Replace FOLDER if it is a pack.")] = False,
 ) -> None:
     """Make a pack from checkpoints on disk, without the model hub.
 
@@ -251,7 +235,7 @@ def make_models(
       visiond models make my-pack --clip clip-folder --blip blip-folder
       visiond models make my-pack --ocr ocr-folder
     """
-    from daemon.cli.making import explain_use, make_pack
+    from daemon.models.making import explain_use, make_pack
 
     named = {"ocr": ocr, "yolo": yolo, "clip": clip, "blip": blip}
     sources = {stage: path for stage, path in named.items() if path}

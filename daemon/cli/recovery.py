@@ -26,9 +26,18 @@ from daemon.terminal.display import (
     print_older_settings,
     print_put_back,
     print_table,
+    print_warning,
     printable,
 )
-from daemon.terminal.options import IMAGE_HELP, ConfigOption, ForceOption, JsonOption, flag, read_config
+from daemon.terminal.options import (
+    IMAGE_HELP,
+    ConfigOption,
+    ForceOption,
+    JsonOption,
+    flag,
+    option,
+    read_config,
+)
 from daemon.terminal.progress import LATE_SECONDS, Progress
 
 if TYPE_CHECKING:
@@ -67,7 +76,7 @@ def retry(
     images: Annotated[
         list[str] | None, typer.Argument(metavar="IMAGE", help=f"Failed images. {IMAGE_HELP}")
     ] = None,
-    every: Annotated[bool, flag("--all", help="Queue all failed images.")] = False,
+    every: Annotated[bool, flag("--all", "Queue all failed images.")] = False,
     config: ConfigOption = None,
 ) -> None:
     """Queue failed images again, with a fresh set of attempts.
@@ -101,19 +110,19 @@ def redo(
     images: Annotated[
         list[str] | None, typer.Argument(metavar="IMAGE", help=f"Finished images. {IMAGE_HELP}")
     ] = None,
-    every: Annotated[bool, flag("--all", help="Queue all finished images.")] = False,
+    every: Annotated[bool, flag("--all", "Queue all finished images.")] = False,
     stale: Annotated[
         bool,
         flag(
             "--stale",
-            help="Queue the images whose result would change: other models, options, thresholds or rule.",
+            "Queue the images whose result would change: other models, options, thresholds or rule.",
         ),
     ] = False,
     since: Annotated[
         datetime | None,
-        typer.Option(
-            metavar="TIME",
-            help="Queue the images with results of this time or later, and run all models again: their answers may be wrong.",
+        option(
+            "--since TIME",
+            "Queue the images with results of this time or later, and run all models again: their answers may be wrong.",
             formats=TIMES,
         ),
     ] = None,
@@ -191,7 +200,7 @@ def verify(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 
 def repair(
-    dry_run: Annotated[bool, flag("--dry-run", help="Only print what would be done.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Only print what would be done.")] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -247,48 +256,44 @@ def _show(
     from daemon.maintenance import verify as recovery
 
     counts: Counter[str] = Counter()
-    amiss: list[SidecarState] = []
+    amiss: list[dict[str, str]] = []
     kept = ""  # where the old ledger is, if it was replaced
     with Progress("sidecars", after=LATE_SECONDS) as progress:
         for finding in progress.track(find(progress)):
+            file = finding.file.decode(errors="replace")
             if finding.kind == "kept":
-                kept = finding.file.decode(errors="replace")
+                kept = file
                 continue
             counts[finding.kind] += 1
             if finding.kind not in ("whole", "restored"):
-                amiss.append(finding)
+                amiss.append({"kind": finding.kind, "file": file, "detail": finding.detail})
     notes = recovery.describe_left_out(config)
     if left_out := counts["left out"]:
         notes.append(LEFT_OUT.format(quantity(left_out, "sidecar")))
-    rows = [(finding.kind, finding.file.decode(errors="replace"), finding.detail) for finding in amiss]
     if as_json:
-        named = [dict(zip(("kind", "file", "detail"), row, strict=True)) for row in rows]
         extras = {"old_ledger": kept, "notes": notes}
-        print_json(
-            {"counts": counts, "amiss": named} | {key: value for key, value in extras.items() if value}
-        )
+        print_json({"counts": counts, "amiss": amiss} | {key: extras[key] for key in extras if extras[key]})
         return counts
-    for kind, file, detail in rows:
-        console.print(f"{kind:10}{printable(file)}  {printable(detail)}".rstrip())
+    for each in amiss:
+        console.print(f"{each['kind']:10}{printable(each['file'])}  {printable(each['detail'])}".rstrip())
     summary = ", ".join(f"{count} {kind}{done.get(kind, '')}" for kind, count in counts.items())
     print(f"sidecars: {summary or 'none'}")
     if kept:
         console.print(f"The ledger was rebuilt from the sidecars. The old one is kept as {printable(kept)}.")
     for note in notes:
-        errors.print(f"[yellow]Note: {printable(note)}[/yellow]")
+        print_warning(f"Note: {note}")
     return counts
 
 
 def prune(
     older_than: Annotated[
         str,
-        typer.Option(
-            "--older-than",
-            metavar="AGE",
-            help="For example 12h, 90d, 8w or 2y. Default: prune_age_days of the configuration.",
+        option(
+            "--older-than AGE",
+            "For example 12h, 90d, 8w or 2y. Default: prune_age_days of the configuration.",
         ),
     ] = "",
-    dry_run: Annotated[bool, flag("--dry-run", help="Only print what would be removed.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Only print what would be removed.")] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -7,11 +7,10 @@ import os
 import sys
 from array import array
 from collections.abc import Collection, Mapping, Sequence
-from enum import StrEnum
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,18 +18,21 @@ from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus
 from daemon.core.labels import no_labels
 from daemon.ledger.soundness import MOST
-from daemon.monitoring.notices import list_notices
+from daemon.monitoring.notices import list_notices, notices_of
 from daemon.terminal.display import (
     console,
     errors,
     print_chores,
+    print_cut,
     print_failed_hint,
     print_json,
     print_listing,
     print_looks,
     print_notices,
+    print_sentences,
     print_sinks,
     print_unread,
+    print_warning,
     print_workers,
     printable,
     show_labels,
@@ -57,6 +59,7 @@ from daemon.terminal.options import (
     WhereOption,
     find_config,
     flag,
+    option,
     parse_near,
     read_config,
     read_config_to_look,
@@ -71,27 +74,17 @@ if TYPE_CHECKING:
 
 WATCH_PATIENCE_SECONDS = 3.0  # for an answer of the daemon, before `status --watch` says that there is none
 LEAST_SECONDS = 0.1  # between two looks of `status --watch`
-
-
-class ListedState(StrEnum):
-    pending = "pending"
-    done = "done"
-    failed = "failed"
-    skipped = "skipped"
-    gone = "gone"
+ListedState = Literal["pending", "done", "failed", "skipped", "gone"]
 
 
 def status(
-    watch: Annotated[
-        bool, flag("--watch", "-w", help="Show them again and again in place, until Ctrl-C.")
-    ] = False,
+    watch: Annotated[bool, flag("--watch -w", "Show them again and again in place, until Ctrl-C.")] = False,
     every: Annotated[
         float | None,
-        typer.Option(
-            "--every",
-            metavar="SECONDS",
+        option(
+            "--every SECONDS",
+            "With --watch: time between two looks. Default: 1; 10 if the output is no terminal.",
             min=LEAST_SECONDS,
-            help="With --watch: time between two looks. Default: 1; 10 if the output is no terminal.",
             show_default=False,
         ),
     ] = None,
@@ -133,13 +126,10 @@ def status(
 
 
 def print_status(snapshot: Snapshot) -> None:
-    console.print(snapshot.sentence())
-    if limit := snapshot.limit.sentence():
-        console.print(printable(limit))
+    print_sentences(snapshot.sentence(), snapshot.limit.sentence())
     if snapshot.failed:
         print_failed_hint()
-    if outdated := snapshot.outdated_sentence():
-        console.print(printable(outdated))
+    print_sentences(snapshot.outdated_sentence())
     if snapshot.unread:
         print_unread(snapshot)
     for line in list_notices(snapshot.notices.items()):
@@ -168,9 +158,7 @@ def list_images(
             "--status", "--state", "-s", case_sensitive=False, help="List only files in this state."
         ),
     ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, max=MOST, help="List at most N files.")
-    ] = 50,
+    limit: Annotated[int, option("--limit -n N", "List at most N files.", min=1, max=MOST)] = 50,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -187,26 +175,23 @@ def list_images(
     from daemon.ledger.records import open_reader
 
     with open_reader(read_config_to_look(config)) as reader:
-        records = list(reader.newest(JobStatus[status.upper()] if status else None, limit))
-        # The newest version of a file may have another state.
-        versions = reader.counts()[JobStatus[status.upper()]] if status and len(records) < limit else 0
+        state = JobStatus[status.upper()] if status else None
+        records = list(reader.newest(state, limit))
         print_unwritten(reader)
-    if as_json:
-        print_json(
-            [record.document() | {"location": record.location.decode(errors="replace")} for record in records]
+        if as_json:
+            print_json([r.document() | {"location": r.location.decode(errors="replace")} for r in records])
+            return
+        print_listing(
+            ("id", "state", "file", "bin or reason"),
+            ((r.id, r.status.name, os.fsdecode(r.location), r.summary) for r in records),
         )
-        return
-    print_listing(
-        ("id", "state", "file", "bin or reason"),
-        ((r.id, r.status.name, os.fsdecode(r.location), r.summary) for r in records),
-    )
-    print_notices((model.stage, model.notice) for record in records for model in record.models)
-    if len(records) == limit:
-        newest = "file is" if limit == 1 else f"{limit:,} files are"
-        errors.print(f"Only the newest {newest} listed; --limit N lists more.")
-    if status and (older := max(0, versions - len(records))):
-        are = f"{quantity(older, 'older version')} of files {'is' if older == 1 else 'are'} {status.upper()} too"
-        errors.print(f"{are}: `{printable(command('status'))}` counts versions, and this list has files.")
+        print_notices(notices_of(records))
+        if len(records) == limit:
+            print_cut("file", limit, "newest", ("listed", "lists"))
+        # The newest version of a file may have another state.
+        elif state is not None and (older := reader.counts()[state] - len(records)) > 0:
+            are = f"{quantity(older, 'older version')} of files {'is' if older == 1 else 'are'} {state.name} too"
+            errors.print(f"{are}: `{printable(command('status'))}` counts versions, and this list has files.")
 
 
 def show(
@@ -289,7 +274,7 @@ def export(
     from daemon.results.export import export_records, format_of
     from daemon.terminal.progress import Progress
 
-    chosen = format.value if format else format_of(file)
+    chosen = format or format_of(file)
     settings = read_config(config, needs_stages=False)
     check_target(settings, file, find_config(config))
     known = LabelStore(settings.state.path).lookup() if labels else contextlib.nullcontext(no_labels)
@@ -310,7 +295,7 @@ def export(
             force=force,
             mark=bom,
             half=float16,
-            warn=lambda text: errors.print(f"[yellow]{printable(text)}[/yellow]"),
+            warn=print_warning,
         )
         print_unwritten(reader)
         left_out = sum(reader.bin_counts().values()) - written if ratio else 0
@@ -356,8 +341,7 @@ def _find_first(
         wanted = (image for image in images if among is None or image in among)
         found = array("q", islice(wanted, limit))
     progress.begin("rows")
-    if trouble := searcher.index.trouble:
-        errors.print(f"[yellow]{printable(trouble)}[/yellow]")
+    print_warning(searcher.index.trouble)
     return found
 
 
@@ -378,8 +362,7 @@ def _find_near(
     progress.begin("rows")
     if found.without:
         count = quantity(len(found.without), "image")
-        errors.print(
-            f"[yellow]{count} could not be compared, without a result of stage {stage}: "
-            f"`{command('duplicates')}` says more.[/yellow]"
+        print_warning(
+            f"{count} could not be compared, without a result of stage {stage}: `{command('duplicates')}` says more."
         )
     return found.better()

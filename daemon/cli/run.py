@@ -14,14 +14,7 @@ from daemon.core.errors import Incomplete, Unfinished, VisiondError
 from daemon.core.hints import quantity
 from daemon.core.jobs import JobStatus
 from daemon.system.signals import SHELL_OFFSET
-from daemon.terminal.display import (
-    console,
-    print_found,
-    print_json,
-    print_outcomes,
-    print_trial,
-    printable,
-)
+from daemon.terminal.display import console, print_found, print_json, print_outcomes, print_trial, printable
 from daemon.terminal.options import (
     ConfigOption,
     ForceOption,
@@ -37,7 +30,7 @@ from daemon.terminal.options import (
 from daemon.terminal.progress import LATE_SECONDS, Progress
 
 if TYPE_CHECKING:
-    from daemon.comparison.comparing import ModelComparison
+    from daemon.models.comparing import ModelComparison
 
 LISTED = 10  # images that change most
 MOST_SAMPLE = 100_000  # images whose answers are in memory
@@ -47,19 +40,13 @@ def run(
     config: ConfigOption = None,
     once: Annotated[
         bool,
-        flag(
-            "--once",
-            help="Process the images in the inboxes, then exit: 0 if all succeeded, 1 if some failed.",
-        ),
+        flag("--once", "Process the images in the inboxes, then exit: 0 if all succeeded, 1 if some failed."),
     ] = False,
     limit: Annotated[
-        int | None,
-        typer.Option(
-            "--limit", "-n", metavar="N", min=1, help="With --once: process at most N images, as a trial."
-        ),
+        int | None, option("--limit -n N", "With --once: process at most N images, as a trial.", min=1)
     ] = None,
     allow_failed: Annotated[
-        bool, flag("--allow-failed", help="With --once: exit 0 even if some images failed.")
+        bool, flag("--allow-failed", "With --once: exit 0 even if some images failed.")
     ] = False,
 ) -> None:
     """Run the daemon: watch the inboxes and process every image.
@@ -76,57 +63,41 @@ def run(
     """
     from daemon.service.start import run as run_daemon
 
-    if not once and (limit or allow_failed):
-        raise typer.BadParameter("--limit and --allow-failed can only be used with --once")
-    settings = read_config(config, needs_file=not once)
+    read = partial(read_config, config)
+    if not once:
+        if limit or allow_failed:
+            raise typer.BadParameter("--limit and --allow-failed can only be used with --once")
+        run_daemon(read_config(config, needs_file=True), read=read)
+        return
+    settings = read()
     shortfall: Incomplete | None = None
-    with Progress("images", shown=once) as progress:
+    with Progress("images") as progress:
         try:
-            outcomes = run_daemon(
-                settings,
-                once=once,
-                limit=limit or 0,
-                show=progress.show if once else None,
-                read=partial(read_config, config),
-            )
+            outcomes = run_daemon(settings, once=True, limit=limit or 0, show=progress.show, read=read)
         except Incomplete as error:
             outcomes, shortfall = error.outcomes, error
-    if once:
-        print_outcomes(outcomes, progress, settings)
-        if limit and not isinstance(shortfall, Unfinished):
-            print_trial(outcomes[JobStatus.PENDING], limit)
-        if shortfall:
-            raise shortfall
-        raise typer.Exit(1 if outcomes[JobStatus.FAILED] and not allow_failed else 0)
+    print_outcomes(outcomes, progress, settings)
+    if limit and not isinstance(shortfall, Unfinished):
+        print_trial(outcomes[JobStatus.PENDING], limit)
+    if shortfall:
+        raise shortfall
+    raise typer.Exit(bool(outcomes[JobStatus.FAILED]) and not allow_failed)
 
 
-StageOption = Annotated[
-    str, option("--stage", metavar="STAGE", help="The stage: ocr, yolo, clip, blip or another.")
-]
-ModelOption = Annotated[
-    str, option("--model", metavar="MODEL", help="The new model, as `model =` in daemon.toml names it.")
-]
+StageOption = Annotated[str, option("--stage STAGE", "The stage: ocr, yolo, clip, blip or another.")]
+ModelOption = Annotated[str, option("--model MODEL", "The new model, as `model =` in daemon.toml names it.")]
 ChangesOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Another setting of the stage, such as dtype=float16 or options.conf=0.4.",
-    ),
+    option("--set KEY=VALUE", "Another setting of the stage, such as dtype=float16 or options.conf=0.4."),
 ]
-SampleOption = Annotated[
-    int, typer.Option("--sample", metavar="N", min=1, max=MOST_SAMPLE, help="How many images, at random.")
-]
+SampleOption = Annotated[int, option("--sample N", "How many images, at random.", min=1, max=MOST_SAMPLE)]
 PageOption = Annotated[
-    Path | None,
-    typer.Option("--page", metavar="FILE", help="Write a page (HTML) with the images that change most."),
+    Path | None, option("--page FILE", "Write a page (HTML) with the images that change most.")
 ]
 KwhOption = Annotated[
-    float | None, option("--price-per-kwh", metavar="PRICE", min=0, help="Of energy, for the price of all.")
+    float | None, option("--price-per-kwh PRICE", "Of energy, for the price of all.", min=0)
 ]
-HourOption = Annotated[
-    float | None, option("--price-per-hour", metavar="PRICE", min=0, help="Of the machine, the same.")
-]
+HourOption = Annotated[float | None, option("--price-per-hour PRICE", "Of the machine, the same.", min=0)]
 
 
 def compare(
@@ -157,10 +128,10 @@ def compare(
       visiond compare --stage ocr --set dtype=float32 --sample 500
       visiond compare --stage blip --model ./mine --page compared.html
     """
-    from daemon.comparison import page as pages
-    from daemon.comparison.comparing import compare as compare_answers
-    from daemon.comparison.verdict import Prices, as_document, describe, say_what_next
     from daemon.ledger.records import open_reader
+    from daemon.models import comparison_page as pages
+    from daemon.models.comparing import compare as compare_answers
+    from daemon.models.verdict import Prices, as_document, describe, say_what_next
     from daemon.results.datasets import check_target
     from daemon.terminal.control import keep_answers
 

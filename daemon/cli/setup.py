@@ -34,19 +34,14 @@ def setup(
         ),
     ] = "balanced",
     permissive: Annotated[
-        bool, flag("--permissive", help="Only models under the licenses Apache, MIT and BSD.")
+        bool, flag("--permissive", "Only models under the licenses Apache, MIT and BSD.")
     ] = False,
     allow_pickle: Annotated[
         bool,
-        flag(
-            "--allow-pickle",
-            help="Read pickled weights of models that have no others, as `models pull` does.",
-        ),
+        flag("--allow-pickle", "Read pickled weights of models that have no others, as `models pull` does."),
     ] = False,
-    quick: Annotated[
-        bool, flag("--quick", help="Check only files and folders, as `check --quick` does.")
-    ] = False,
-    yes: Annotated[bool, flag("--yes", "-y", help="Do not ask.")] = False,
+    quick: Annotated[bool, flag("--quick", "Check only files and folders, as `check --quick` does.")] = False,
+    yes: Annotated[bool, flag("--yes -y", "Do not ask.")] = False,
     config: ConfigOption = None,
 ) -> None:
     """Download models that know real images, use them, and check that they work.
@@ -85,25 +80,19 @@ def use_set(
     name: str,
     config: Path | None,
     *,
-    permissive: bool = False,
-    allow_pickle: bool = False,
-    quick: bool = False,
-    yes: bool = False,
+    permissive: bool,
+    allow_pickle: bool,
+    quick: bool,
+    yes: bool,
 ) -> None:
     """Download the models of a set, write them into daemon.toml, and check them. Raises WrongArgument, ModelsUnusable,
     NotWritable, ConfigError, also for what works only without these models; daemon.toml is then as it was."""
-    from daemon.config.values import read_text
-    from daemon.measure.edit import set_keys
     from daemon.models.pulls import check_room, find_missing
 
     settings = read_config(config, needs_file=True)
     file = (find_config(config) or DEFAULT_CONFIG).absolute()
     models = choose_models(settings, name, permissive=permissive)
-    before = read_text(file) if file.exists() else ""
-    try:
-        after = set_keys(before or HEADER, list_keys(settings, models))
-    except ConfigError as error:
-        raise ConfigError([f"{file}: {problem}" for problem in error.problems]) from None
+    before, after = change(file, settings, models)
     try:
         missing = find_missing(
             settings.models.folder, filter(None, models.values()), allow_pickle=allow_pickle
@@ -118,7 +107,7 @@ def use_set(
     except (ModelsUnusable, NotWritable) as error:
         state = f"{file} is as it was" if before else "No settings were written"
         folder = settings.models.folder
-        kept = f"; what was downloaded is kept in {folder}" if folder.exists() else ""
+        kept = f"; what was downloaded is kept in {folder}" * folder.exists()
         raise type(error)(f"{error}\n{state}{kept}.") from error
     known = find_errors(settings, file if before else None, quick=True)
     before, said = write(file, config, models)
@@ -126,6 +115,18 @@ def use_set(
     if new := find_errors(read_config(config), file, quick=quick, show=True) - known:
         restore(file, before)
         raise ConfigError([f"{file} is as it was: with these models {problem}" for problem in sorted(new)])
+
+
+def change(file: Path, settings: Config, models: Mapping[str, str]) -> tuple[str, str]:
+    """The text of daemon.toml, or nothing, and the text with these models. Raises ConfigError."""
+    from daemon.config.values import read_text
+    from daemon.measure.edit import set_keys
+
+    before = read_text(file) if file.exists() else ""
+    try:
+        return before, set_keys(before or HEADER, list_keys(settings, models))
+    except ConfigError as error:
+        raise ConfigError([f"{file}: {problem}" for problem in error.problems]) from None
 
 
 def choose_models(settings: Config, name: str, *, permissive: bool) -> dict[str, str]:
@@ -269,19 +270,16 @@ def write(file: Path, config: Path | None, models: Mapping[str, str]) -> tuple[s
     """Change daemon.toml, all at once, as it is now: somebody may have changed it during the download. Returns its text
     before, or none, and a sentence. Raises NotWritable, ConfigError."""
     from daemon.config.state import LEDGER
-    from daemon.config.values import read_text
     from daemon.ledger.files import written_whole
-    from daemon.measure.edit import replace_file, set_keys
+    from daemon.measure.edit import replace_file
 
-    settings, before = read_config(config), read_text(file) if file.exists() else ""
-    after, ledger = set_keys(before or HEADER, list_keys(settings, models)), settings.state.path / LEDGER
+    settings = read_config(config)
+    (before, after), ledger = change(file, settings, models), settings.state.path / LEDGER
     if before == after:
         return before, f"The models are here, and {file} names them."
     if before:
-        return (
-            before,
-            f"{file} is changed; the old one is {replace_file(file, after, ledger, name_copy(file))}.",
-        )
+        kept = replace_file(file, after, ledger, name_copy(file))
+        return before, f"{file} is changed; the old one is {kept}."
     with written_whole(file, ledger, force=True) as partial:
         partial.write_text(after)
     return before, f"{file} is made."
@@ -309,7 +307,7 @@ def find_errors(settings: Config, file: Path | None, *, quick: bool, show: bool 
     errors = set()
     for finding in examine(settings, file, quick=quick or control.find_snapshot(settings) is not None):
         if show:
-            print_finding(finding.grade, finding.text)
+            print_finding(finding)
         if finding.grade == "error":
             errors.add(finding.text)
     return errors

@@ -46,7 +46,7 @@ CAPABILITY = re.compile(r"(?:sm_)?(\d+)\.?(\d)")
 def plan(
     config: ConfigOption = None,
     machine: Annotated[
-        str, option("--gpus", metavar="GPUS", help="Plan for these GPUs instead, for example 4xA100-40GB.")
+        str, option("--gpus GPUS", "Plan for these GPUs instead, for example 4xA100-40GB.")
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
@@ -74,24 +74,15 @@ def plan(
 def tune(
     config: ConfigOption = None,
     images: Annotated[
-        Path | None,
-        option(
-            "--images", metavar="FOLDER", help="Measure with images like these. Default: the standard job."
-        ),
+        Path | None, option("--images FOLDER", "Measure with images like these. Default: the standard job.")
     ] = None,
-    count: Annotated[
-        int, option("--count", "-n", metavar="N", min=1, help="Number of different images.")
-    ] = 200,
-    seconds: Annotated[
-        float, option("--seconds", metavar="SECONDS", min=0.1, help="Time of each measurement.")
-    ] = 15,
+    count: Annotated[int, option("--count -n N", "Number of different images.", min=1)] = 200,
+    seconds: Annotated[float, option("--seconds SECONDS", "Time of each measurement.", min=0.1)] = 15,
     job: Annotated[
-        int, option("--job", metavar="N", min=1, help="Print how long this number of images will take.")
+        int, option("--job N", "Print how long this number of images will take.", min=1)
     ] = 10_000_000,
-    dry_run: Annotated[
-        bool, flag("--dry-run", help="Write nothing; print how daemon.toml would change.")
-    ] = False,
-    force: Annotated[bool, flag("--force", help="Measure although a daemon is running.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Write nothing; print how daemon.toml would change.")] = False,
+    force: Annotated[bool, flag("--force", "Measure although a daemon is running.")] = False,
     wandb: WandbOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -247,23 +238,19 @@ def write_settings(config: Config, file: Path, before: str, after: str, *, dry_r
     if before == after:
         errors.print(printable(f"{file} has these settings already."))
     elif dry_run:
-        errors.print(printable_lines(show_difference(before, after, file)), end="")
+        for line in show_difference(before, after, file).splitlines():
+            errors.print(printable(line))
     else:
         kept = replace_file(file, after, config.state.path / LEDGER, "tune")
         errors.print(printable(f"{file} is changed; the old one is {kept}. Restart the daemon to use it."))
-
-
-def printable_lines(text: str) -> str:
-    return "".join(f"{printable(line)}\n" for line in text.splitlines())
 
 
 def warm(
     capabilities: Annotated[
         list[str] | None,
         option(
-            "--gpu",
-            metavar="CAPABILITY",
-            help="Compile for GPUs of this compute capability, such as 9.0, instead of the GPUs of this machine. Repeatable.",
+            "--gpu CAPABILITY",
+            "Compile for GPUs of this compute capability, such as 9.0, instead of the GPUs of this machine. Repeatable.",
         ),
     ] = None,
     config: ConfigOption = None,

@@ -130,7 +130,7 @@ def _translate(pattern: str) -> list[tuple[bool, bool, bytes]]:
         raise ValueError(f'"{pattern}" matches nothing: write it relative to the inbox, without . and ..')
     path = bare.removesuffix("/")
     is_name = "/" not in path
-    end = _FOLDER if path != bare else _FOLDER + b"?"
+    end = _FOLDER + b"?" * (path == bare)
     try:
         glob = path.removeprefix("/")
         if not glob or "\0" in glob:

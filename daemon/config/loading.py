@@ -45,9 +45,8 @@ P = TypeVar("P")  # a folder, as it is compared with others
 class Config(Section):
     """All of daemon.toml. Relative paths are relative to the file's folder."""
 
-    inbox: list[Inbox] = Field(
-        [Inbox()], min_length=1, description="An [[inbox]] table for each folder to watch."
-    )
+    inbox: list[Inbox] = Field([Inbox()], min_length=1)
+    """An [[inbox]] table for each folder to watch."""
     output: OutputSection = OutputSection()
     state: StateSection = StateSection()
     upkeep: UpkeepSection = UpkeepSection()
@@ -56,9 +55,8 @@ class Config(Section):
     stages: StageTables = StageTables()
     unpacking: UnpackingSection = UnpackingSection()
     binning: BinningSection = BinningSection()
-    second_look: list[SecondLook] = Field(
-        [], description="A [[second_look]] table for each additional model."
-    )
+    second_look: list[SecondLook] = []
+    """A [[second_look]] table for each additional model."""
     http: Http = Http()
     page: PageSection = PageSection()
     search: SearchSection = SearchSection()
@@ -106,6 +104,11 @@ class Config(Section):
         if self.upkeep.backup_folder:
             own["upkeep.backup_folder"] = Path(self.upkeep.backup_folder)
         return own
+
+    @property
+    def folders(self) -> list[Inbox]:
+        """The inboxes that are folders, and no prefixes of stores."""
+        return [inbox for inbox in self.inbox if not inbox.url]
 
     def keeps_in_place(self, inbox: Inbox) -> bool:
         """Whether visiond leaves the files of an inbox where they are."""
@@ -198,8 +201,7 @@ def _anchor(config: Config, folder: Path) -> Config:
 
     def anchored(section: Kept, *names: str, **others: object) -> Kept:
         """With these paths absolute, as far as they are set."""
-        paths = {name: getattr(section, name) for name in names}
-        made = {name: type(path)(absolute(str(path))) for name, path in paths.items() if path}
+        made = {name: type(path)(absolute(str(path))) for name in names if (path := getattr(section, name))}
         return section.model_copy(update=made | others)
 
     def absolute(file: str) -> str:
@@ -321,9 +323,7 @@ def find_shared_folders(config: Config) -> list[str]:
     """As `_misplaced_folders`, but for folders that are inside each other only through links or mounts. Looks at the disk,
     and may wait for a dead mount."""
     how = ", through a link or a mount"
-    inboxes = [
-        (f"the inbox {inbox.path}", Position.of(inbox.path)) for inbox in config.inbox if not inbox.url
-    ]
+    inboxes = [(f"the inbox {inbox.path}", Position.of(inbox.path)) for inbox in config.folders]
     problems = [
         f"inbox: {one} and {other} are the same folder, or one contains the other{how}; keep one of them."
         for (one, here), (other, there) in itertools.combinations(inboxes, 2)
@@ -336,7 +336,7 @@ def _nested_folders(
     config: Config, find: Callable[[Path], P], is_within: Callable[[P, P], bool], how: str = ""
 ) -> Iterator[str]:
     """One of the daemon's own folders in an inbox, or an inbox in one of these. find: where a folder is. how: it is there."""
-    inboxes = [(inbox, find(inbox.path)) for inbox in config.inbox if not inbox.url]
+    inboxes = [(inbox, find(inbox.path)) for inbox in config.folders]
     for key, folder in (config.own_folders | (config.output.sink_folders if how else {})).items():
         here = find(folder)
         for inbox, there in inboxes:
@@ -363,13 +363,13 @@ def _uploaded_into(config: Config) -> Iterator[str]:
 def _misplaced_sinks(config: Config) -> Iterator[str]:
     """The file of the sink jsonl in an inbox without sub-folders, in which the folder of results may be; or something in the
     folder of another sink."""
-    taken = [*(inbox.path for inbox in config.inbox if not inbox.url), *config.own_folders.values()]
+    taken = [*(inbox.path for inbox in config.folders), *config.own_folders.values()]
     for key, folder in config.output.sink_folders.items():
         if inside := next((path for path in taken if path.is_relative_to(folder)), None):
             yield f"output.results: {inside} is in {folder}, the folder of {key}; choose another place."
     file = config.output.jsonl_file
-    for inbox in config.inbox if "jsonl" in config.output.sinks else ():
-        if not (inbox.url or inbox.recursive) and file.parent == inbox.path:
+    for inbox in config.folders if "jsonl" in config.output.sinks else ():
+        if not inbox.recursive and file.parent == inbox.path:
             yield (
                 f"output.results: {file}, the file of the sink jsonl, is inside the inbox {inbox.path}; choose another place."
             )

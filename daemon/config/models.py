@@ -14,41 +14,29 @@ from stages.registry.registry import STAGES, has_stage
 
 
 class ModelsSection(Section):
-    pack: str = Field(
-        "mini",
-        description='Pack to use: "mini" (inside the package), "standard" (after `visiond models pull`), or the path of a '
-        "folder, with a slash.",
-    )
-    folder: Path = Field(Path("models"), description="Folder for downloaded packs.")
+    pack: str = "mini"
+    """Pack to use: "mini" (inside the package), "standard" (after `visiond models pull`), or the path of a folder, with a
+    slash."""
+    folder: Path = Path("models")
+    """Folder for downloaded packs."""
 
 
 class StageSection(Section):
-    backend: str = Field(
-        "",
-        description='Empty: the backend that the pack names. "fake": invented results without a model, for tests.',
-    )
-    model: str = Field(
-        "",
-        description="Weights for this stage only: a name that `visiond models list` shows, a repository of the model hub "
-        "such as org/name or org/name@revision, both after `visiond models pull NAME`; a pack; or the path of a folder, "
-        "with a slash. Empty: the weights of the pack.",
-    )
-    dtype: Dtype = Field(
-        "auto",
-        description="half: bfloat16 or float16, as suits the model. auto: half on GPUs since Ampere, float16 on older ones, "
-        "float32 on a CPU, where all others are slower, for ocr many times. The oldest of the GPUs in `[pipeline] devices` "
-        "decides, also if min_free_gpu_bytes leaves it out. int8, float8, int4: smaller weights; see docs/models.md.",
-    )
-    batch_size: int = Field(
-        0,
-        ge=0,
-        le=65_536,
-        description="Largest number of images in a forward pass. 0: as `visiond tune` measured; without that, 8 on a CPU, "
-        "up to 128 on a GPU, by its free memory.",
-    )
-    options: dict[str, Any] = Field(
-        {}, description="Options of the backend; docs/configuration.md lists them."
-    )
+    backend: str = ""
+    """Empty: the backend that the pack names. "fake": invented results without a model, for tests."""
+    model: str = ""
+    """Weights for this stage only: a name that `visiond models list` shows, a repository of the model hub such as org/name or
+    org/name@revision, both after `visiond models pull NAME`; a pack; or the path of a folder, with a slash. Empty: the weights
+    of the pack."""
+    dtype: Dtype = "auto"
+    """half: bfloat16 or float16, as suits the model. auto: half on GPUs since Ampere, float16 on older ones, float32 on a CPU,
+    where all others are slower, for ocr many times. The oldest of the GPUs in `[pipeline] devices` decides, also if
+    min_free_gpu_bytes leaves it out. int8, float8, int4: smaller weights; see docs/models.md."""
+    batch_size: int = Field(0, ge=0, le=65_536)
+    """Largest number of images in a forward pass. 0: as `visiond tune` measured; without that, 8 on a CPU, up to 128 on a GPU,
+    by its free memory."""
+    options: dict[str, Any] = {}
+    """Options of the backend; docs/configuration.md lists them."""
 
 
 class _Tables(Section):

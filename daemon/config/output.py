@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 
 from daemon.config.sections import Section
 from daemon.config.values import check_webhook_url
@@ -17,56 +17,42 @@ FOLDER_SINKS = FILE_SINKS | {"lance"}
 
 
 class WebhookSection(Section):
-    url: Annotated[str, AfterValidator(check_webhook_url)] = Field(
-        "", description='Where the sink webhook posts records, for example "https://host/path".'
-    )
-    secret_file: str = Field(
-        "",
-        description="File with the secret that signs each request (Standard Webhooks): 8 or more printable ASCII characters, "
-        "or whsec_ and base64 of 24 to 64 bytes. Empty: requests are not signed.",
-    )
-    content: Literal["summary", "record"] = Field(
-        "summary",
-        description="summary: number, state, path, bin or reason of each image; record: everything that its sidecar has.",
-    )
+    url: Annotated[str, AfterValidator(check_webhook_url)] = ""
+    """Where the sink webhook posts records, for example "https://host/path"."""
+    secret_file: str = ""
+    """File with the secret that signs each request (Standard Webhooks): 8 or more printable ASCII characters, or whsec_ and
+    base64 of 24 to 64 bytes. Empty: requests are not signed."""
+    content: Literal["summary", "record"] = "summary"
+    """summary: number, state, path, bin or reason of each image; record: everything that its sidecar has."""
 
 
 class StoreSection(Section):
-    url: Annotated[str, AfterValidator(check_bucket)] = Field(
-        "",
-        description='Prefix of an object store for the sink store, for example "s3://bucket/annotated" (also gs://, az://). '
-        "Credentials come from the environment.",
-    )
-    images: bool = Field(
-        False,
-        description="Whether to upload images too, each into its bin: <url>/bins/<bin>/<inbox>/<path>. The images must stay "
-        'in their inboxes: on_success = "keep", and bins not "move".',
-    )
+    url: Annotated[str, AfterValidator(check_bucket)] = ""
+    """Prefix of an object store for the sink store, for example "s3://bucket/annotated" (also gs://, az://). Credentials come
+    from the environment."""
+    images: bool = False
+    """Whether to upload images too, each into its bin: <url>/bins/<bin>/<inbox>/<path>. The images must stay in their inboxes:
+    on_success = "keep", and bins not "move"."""
 
 
 class OutputSection(Section):
-    results: Path = Field(
-        Path("results"), description="Folder for sidecars: <inbox's name>/<path in the inbox>.json."
-    )
-    failed: Path = Field(
-        Path("failed"),
-        description="Folder for the reason of each failed image; also for the image itself, unless on_success is "
-        '"keep" and bins not "move".',
-    )
-    done: Path = Field(Path("done"), description='Folder for images that are moved by on_success = "move".')
-    bins_folder: Path = Field(Path("bins"), description="Folder of the bins A, B, C, …")
-    bins: Literal["none", "link", "copy", "move"] = Field(
-        "none",
-        description="What goes into a bin: a symbolic link to the image's absolute path, a copy, or the image itself.",
-    )
-    sinks: list[Literal["jsonl", "webhook", "store", "lance", FileSinkName]] = Field(
-        [],
-        description="More outputs. jsonl: append each new record that is DONE to <results>.jsonl, at least once per id; a redo "
-        "appends another line. webhook: post each record that is DONE or FAILED to [output.webhook] url, up to 128 in a "
-        "request. store: upload each sidecar to [output.store] url. lance: write a row for each image that is DONE to the "
-        "data set <results>.lance. captions, hocr, alto, xmp, xmp-adobe: write the file of this export for each image that is "
-        "DONE to the folder <results>.<sink>. A sink that fails delays nothing else.",
-    )
+    results: Path = Path("results")
+    """Folder for sidecars: <inbox's name>/<path in the inbox>.json."""
+    failed: Path = Path("failed")
+    """Folder for the reason of each failed image; also for the image itself, unless on_success is "keep" and bins not
+    "move"."""
+    done: Path = Path("done")
+    """Folder for images that are moved by on_success = "move"."""
+    bins_folder: Path = Path("bins")
+    """Folder of the bins A, B, C, …"""
+    bins: Literal["none", "link", "copy", "move"] = "none"
+    """What goes into a bin: a symbolic link to the image's absolute path, a copy, or the image itself."""
+    sinks: list[Literal["jsonl", "webhook", "store", "lance", FileSinkName]] = []
+    """More outputs. jsonl: append each new record that is DONE to <results>.jsonl, at least once per id; a redo appends another
+    line. webhook: post each record that is DONE or FAILED to [output.webhook] url, up to 128 in a request. store: upload each
+    sidecar to [output.store] url. lance: write a row for each image that is DONE to the data set <results>.lance. captions,
+    hocr, alto, xmp, xmp-adobe: write the file of this export for each image that is DONE to the folder <results>.<sink>. A sink
+    that fails delays nothing else."""
     webhook: WebhookSection = WebhookSection()
     store: StoreSection = StoreSection()
 

@@ -17,6 +17,7 @@ import msgspec
 
 from daemon.config.loading import Config
 from daemon.config.reloading import is_live
+from daemon.config.sections import Section
 from stages.registry.registry import STAGES
 
 WIDTH = 110
@@ -118,6 +119,10 @@ class TomlTable:
 def list_tables() -> list[TomlTable]:
     """Every table and key of the configuration, in the order of the code."""
     schema = Config.model_json_schema()
+    tables = {Config.__name__: schema, **schema["$defs"]}
+    for section in Section.__subclasses__():
+        for key, text in section.about().items():
+            tables[section.__name__]["properties"][key]["description"] = text
     merged: list[TomlTable] = []
     for header, keys in _walk("", schema, schema["$defs"]):
         if merged and merged[-1].keys == keys:

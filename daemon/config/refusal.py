@@ -42,13 +42,10 @@ def explain(problem: Mapping[str, Any], root: type[Section]) -> str:
     where = ".".join(f"[{part}]" if isinstance(part, int) else part for part in location).replace(".[", "[")
     kind, field = problem["type"], _field_at(root, location)
     if kind == "extra_forbidden":
-        if len(location) == 2 and location[0] == "stages":
-            return f"{where}: {explain_missing_stage(location[1])}"
-        if where in GONE:
-            return f"{where}: this key is gone: {GONE[where]}. Remove it."
-        return f"{where}: unknown key; {_hint(root, location)}"
+        return f"{where}: {_explain_unknown(root, location, where)}"
     if kind == "missing":
-        return f"{where}: this key is missing. {field.description if field else ''}".rstrip()
+        about = _section_at(root, location[:-1]).about().get(location[-1], "")
+        return f"{where}: this key is missing. {about}".rstrip()
     if kind == "list_type" and location[-1] in TABLES:
         return f"{where}: each entry is a separate table; write [[{where}]] with double brackets."
     if kind == "too_short":
@@ -127,11 +124,16 @@ def explain_missing_stage(name: str) -> str:
     return PROBLEMS.get(name) or PROBLEMS.get(kind) or f'no stage "{name}" is installed; {hint}'
 
 
-def _hint(root: type[Section], location: Sequence[Any]) -> str:
-    """The most similar known key, or all of them."""
+def _explain_unknown(root: type[Section], location: Sequence[Any], where: str) -> str:
+    """With the most similar known key, or all of them."""
+    if len(location) == 2 and location[0] == "stages":
+        return explain_missing_stage(location[1])
+    if where in GONE:
+        return f"this key is gone: {GONE[where]}. Remove it."
     known = list(_section_at(root, location[:-1]).model_fields)
     near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
-    return f'did you mean "{near[0]}"?' if near else f"known keys are {', '.join(known)}."
+    hint = f'did you mean "{near[0]}"?' if near else f"known keys are {', '.join(known)}."
+    return f"unknown key; {hint}"
 
 
 def _section_at(root: type[Section], location: Sequence[Any]) -> type[Section]:

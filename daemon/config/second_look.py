@@ -23,40 +23,32 @@ def _check_look_name(name: str) -> str:
 
 
 class SecondLook(Section):
-    name: Annotated[str, AfterValidator(_check_look_name)] = Field(
-        description="Its name in sidecars, status and metrics."
-    )
-    when: str = Field(
-        min_length=1,
-        description='Which images get it: those of a bin, for example "A"; or a function, "module:function", which gets the '
-        "record as a custom binning rule does and returns true or false.",
-    )
-    stage: str = Field(description="The stage to run again with another model.")
-    model: str = Field("", description="The model to use, as in [stages.ocr].")
-    backend: str = Field("", description='As in [stages.ocr]. "fake" needs no model.')
-    dtype: Dtype = Field("auto", description="As in [stages.ocr].")
-    batch_size: int = Field(
-        0,
-        ge=0,
-        le=65_536,
-        description="Largest number of images in a forward pass. 0: 8 on a CPU, 32 on a GPU.",
-    )
-    options: dict[str, Any] = Field({}, description="Options of the backend, as in [stages.ocr.options].")
-    share: Ratio = Field(
-        1.0,
-        description="Share of these images that get it. The digest of an image decides, so identical files are always "
-        "treated alike. Less than 1 to check a sample.",
-    )
-    images_per_second: float = Field(
-        0.0,
-        ge=0,
-        description="At most this many images/s, so that second looks leave the GPU to other work. 0: no limit.",
-    )
-    devices: list[Place] = Field(
-        [],
-        description="Devices for its workers, as in [[pipeline.segment]]. Empty: the devices of the pipeline.",
-    )
-    workers_per_device: int = Field(1, ge=1, le=256, description="Worker processes on each of these devices.")
+    name: Annotated[str, AfterValidator(_check_look_name)]
+    """Its name in sidecars, status and metrics."""
+    when: str = Field(min_length=1)
+    """Which images get it: those of a bin, for example "A"; or a function, "module:function", which gets the record as a custom
+    binning rule does and returns true or false."""
+    stage: str
+    """The stage to run again with another model."""
+    model: str = ""
+    """The model to use, as in [stages.ocr]."""
+    backend: str = ""
+    """As in [stages.ocr]. "fake" needs no model."""
+    dtype: Dtype = "auto"
+    """As in [stages.ocr]."""
+    batch_size: int = Field(0, ge=0, le=65_536)
+    """Largest number of images in a forward pass. 0: 8 on a CPU, 32 on a GPU."""
+    options: dict[str, Any] = {}
+    """Options of the backend, as in [stages.ocr.options]."""
+    share: Ratio = 1.0
+    """Share of these images that get it. The digest of an image decides, so identical files are always treated alike. Less than
+    1 to check a sample."""
+    images_per_second: float = Field(0.0, ge=0)
+    """At most this many images/s, so that second looks leave the GPU to other work. 0: no limit."""
+    devices: list[Place] = []
+    """Devices for its workers, as in [[pipeline.segment]]. Empty: the devices of the pipeline."""
+    workers_per_device: int = Field(1, ge=1, le=256)
+    """Worker processes on each of these devices."""
 
     @property
     def function(self) -> str:
@@ -71,20 +63,24 @@ def misused_looks(looks: Sequence[SecondLook], stages: Sequence[str], *, has_rul
         if count > 1:
             yield f'second_look.name: {count} tables are called "{name}"; give each its own name.'
     for look in looks:
-        where = f"second_look {look.name}"
-        if look.stage not in stages:
-            yield f'{where}: there is no stage "{look.stage}" in the pipeline; choose one of {", ".join(stages)}.'
-            continue
-        try:
-            if look.backend:
-                find_backend(look.stage, look.backend)
-        except UnknownName as error:
-            yield f"{where}: {error}"
-        if not look.model and not look.backend:
-            yield f'{where}: set its model, for example model = "/srv/models/my-model".'
-        if look.function:
-            continue
-        if not BIN_NAME.fullmatch(look.when):
-            yield f'{where}: when = "{look.when}" is neither a bin nor "module:function".'
-        elif not has_rules and look.when not in BINS:
-            yield f'{where}: there is no bin "{look.when}"; choose {", ".join(BINS)}, or set binning.rules.'
+        for problem in _misuses(look, stages, has_rules=has_rules):
+            yield f"second_look {look.name}: {problem}"
+
+
+def _misuses(look: SecondLook, stages: Sequence[str], *, has_rules: bool) -> Iterator[str]:
+    if look.stage not in stages:
+        yield f'there is no stage "{look.stage}" in the pipeline; choose one of {", ".join(stages)}.'
+        return
+    try:
+        if look.backend:
+            find_backend(look.stage, look.backend)
+    except UnknownName as error:
+        yield str(error)
+    if not look.model and not look.backend:
+        yield 'set its model, for example model = "/srv/models/my-model".'
+    if look.function:
+        return
+    if not BIN_NAME.fullmatch(look.when):
+        yield f'when = "{look.when}" is neither a bin nor "module:function".'
+    elif not has_rules and look.when not in BINS:
+        yield f'there is no bin "{look.when}"; choose {", ".join(BINS)}, or set binning.rules.'

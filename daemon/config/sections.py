@@ -6,8 +6,13 @@ second_look.py.
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
+import itertools
 import os
 import re
+import textwrap
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
@@ -44,7 +49,21 @@ from stages.contract.binning import Thresholds
 
 
 class Section(BaseModel):
+    """What a key means stands below it, for people who read the code, the reference and the page."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    @functools.cache
+    def about(cls) -> dict[str, str]:
+        """These texts, by key. Not by pydantic, which would read the source at every start."""
+        [table] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+        found = {}
+        for each in itertools.pairwise(ast.iter_child_nodes(table)):
+            match each:
+                case ast.AnnAssign(ast.Name(key)), ast.Expr(ast.Constant(str(text))):
+                    found[key] = " ".join(text.split())
+        return found
 
     @field_validator("*")
     @classmethod
@@ -57,57 +76,35 @@ class Section(BaseModel):
 
 
 class Inbox(Section):
-    path: Path = Field(Path("inbox"), description="Folder to watch.")
-    url: Annotated[str, AfterValidator(check_bucket)] = Field(
-        "",
-        description='Instead of path: a prefix of an object store, for example "s3://bucket/prefix" (also gs://, az://). It is '
-        "listed every rescan_seconds; objects stay where they are. Credentials come from the environment.",
-    )
-    name: Annotated[str, AfterValidator(check_name)] = Field(
-        "",
-        description="Sub-folder for this inbox in results, failed, done and bins. Required if there are several inboxes.",
-    )
-    priority: int = Field(
-        0,
-        ge=-1_000_000,
-        le=1_000_000,
-        description="Images of the inbox with the highest priority are processed first: for urgent images beside an archive.",
-    )
-    recursive: bool = Field(
-        True,
-        description="Whether to watch folders inside the inbox too. false: if those belong to other programs.",
-    )
-    settle_seconds: float = Field(
-        2.0,
-        ge=0,
-        description="A file is complete when it has not changed for this long; one that arrives by rename, at once. "
-        "Longer for uploads that pause.",
-    )
-    ignore: Annotated[list[str], AfterValidator(check_patterns)] = Field(
-        [],
-        description="More files and folders to ignore, as in .gitignore: names, paths in the inbox, folders with / at the end. "
-        "Hidden and unfinished files, recycle bins, and files beside images such as a.xmp are ignored by default; "
-        '"!pattern" makes an exception.',
-    )
-    on_success: Literal["keep", "move", "delete"] = Field(
-        "keep", description="What to do with an image when its result is durable. move: into [output] done."
-    )
-    unpack: list[ContainerKind] = Field(
-        [],
-        description="Kinds of files that are unpacked: the files in an archive, the pages of a PDF or a multi-page TIFF, and "
-        "frames of a video become images of their own. pdf and video need the extra `documents`.",
-    )
-    uploads: bool = Field(
-        False,
-        description="Whether programs can upload images into it, by POST /api/images at the address of [page]. "
-        "Each upload needs the token.",
-    )
-    watch: Literal["auto", "inotify", "poll"] = Field(
-        "auto",
-        description="How to notice changes. poll: only by scans. auto: poll on network file systems, which send no events; "
-        "otherwise inotify. Set poll for a mount that sends no events and is not recognized, as in some containers; "
-        "inotify for a network folder into which only programs on this machine write.",
-    )
+    path: Path = Path("inbox")
+    """Folder to watch."""
+    url: Annotated[str, AfterValidator(check_bucket)] = ""
+    """Instead of path: a prefix of an object store, for example "s3://bucket/prefix" (also gs://, az://). It is listed every
+    rescan_seconds; objects stay where they are. Credentials come from the environment."""
+    name: Annotated[str, AfterValidator(check_name)] = ""
+    """Sub-folder for this inbox in results, failed, done and bins. Required if there are several inboxes."""
+    priority: int = Field(0, ge=-1_000_000, le=1_000_000)
+    """Images of the inbox with the highest priority are processed first: for urgent images beside an archive."""
+    recursive: bool = True
+    """Whether to watch folders inside the inbox too. false: if those belong to other programs."""
+    settle_seconds: float = Field(2.0, ge=0)
+    """A file is complete when it has not changed for this long; one that arrives by rename, at once. Longer for uploads that
+    pause."""
+    ignore: Annotated[list[str], AfterValidator(check_patterns)] = []
+    """More files and folders to ignore, as in .gitignore: names, paths in the inbox, folders with / at the end. Hidden and
+    unfinished files, recycle bins, and files beside images such as a.xmp are ignored by default; "!pattern" makes an
+    exception."""
+    on_success: Literal["keep", "move", "delete"] = "keep"
+    """What to do with an image when its result is durable. move: into [output] done."""
+    unpack: list[ContainerKind] = []
+    """Kinds of files that are unpacked: the files in an archive, the pages of a PDF or a multi-page TIFF, and frames of a video
+    become images of their own. pdf and video need the extra `documents`."""
+    uploads: bool = False
+    """Whether programs can upload images into it, by POST /api/images at the address of [page]. Each upload needs the token."""
+    watch: Literal["auto", "inotify", "poll"] = "auto"
+    """How to notice changes. poll: only by scans. auto: poll on network file systems, which send no events; otherwise inotify.
+    Set poll for a mount that sends no events and is not recognized, as in some containers; inotify for a network folder into
+    which only programs on this machine write."""
 
     def misuses(self) -> Iterator[str]:
         """Settings that a prefix of a store cannot have, only a folder."""
@@ -145,10 +142,8 @@ class Inbox(Section):
 
 
 class StateSection(Section):
-    path: Path = Field(
-        Path("state"),
-        description="The daemon's own folder: ledger, lock, control socket, compiled kernels, what `visiond tune` measured.",
-    )
+    path: Path = Path("state")
+    """The daemon's own folder: ledger, lock, control socket, compiled kernels, what `visiond tune` measured."""
 
 
 def _check_hours(text: str) -> str:
@@ -164,58 +159,31 @@ def _check_hours(text: str) -> str:
 
 
 class UpkeepSection(Section):
-    quiet_hours: Annotated[str, AfterValidator(_check_hours)] = Field(
-        "02:00-05:00",
-        description="Local time range in which upkeep may start, while no image is in flight; it may cross midnight. "
-        "Empty: any time.",
-    )
-    verify_days: float = Field(
-        7,
-        ge=0,
-        description="Days between checks of the whole ledger and of a tenth of the sidecars, while work goes on. 0: never, "
-        "if you run `visiond verify` yourself.",
-    )
-    vacuum_days: float = Field(
-        7,
-        ge=0,
-        description="Days between attempts to shrink the ledger's file, if a quarter of it is free. Stops when images or "
-        "commands arrive. 0: never, for a large ledger, as copying it back holds up new images for some seconds per gigabyte.",
-    )
-    forget_days: float = Field(
-        1,
-        ge=0,
-        description="Days between looks for files that were skipped, and are deleted or ignored since: they leave the list. "
-        "0: never, and `run --once` does not look either.",
-    )
-    prune_days: float = Field(
-        0,
-        ge=0,
-        description="Days between prunes, as by `visiond prune`, for inboxes whose files are often replaced or deleted. "
-        "0: never.",
-    )
-    prune_age_days: float = Field(
-        90,
-        ge=1,
-        description="Prune versions that were replaced or gone longer ago than this many days; like --older-than. "
-        "Set it to how long you need the results of replaced files.",
-    )
-    backup_folder: str = Field(
-        "",
-        description="Folder for backups of the ledger, named by date; best on another disk. Empty: no backups.",
-    )
-    backup_days: float = Field(
-        1, gt=0, description="Days between backups, if backup_folder is set. More for a large ledger."
-    )
-    backups_kept: int = Field(
-        7,
-        ge=1,
-        description="Number of backups to keep in backup_folder, and at backup_url; older ones are removed.",
-    )
-    backup_url: Annotated[str, AfterValidator(check_bucket)] = Field(
-        "",
-        description='Prefix of an object store that gets each backup too, for example "s3://bucket/backups". No '
-        "other daemon may use it. Credentials come from the environment.",
-    )
+    quiet_hours: Annotated[str, AfterValidator(_check_hours)] = "02:00-05:00"
+    """Local time range in which upkeep may start, while no image is in flight; it may cross midnight. Empty: any time."""
+    verify_days: float = Field(7, ge=0)
+    """Days between checks of the whole ledger and of a tenth of the sidecars, while work goes on. 0: never, if you run `visiond
+    verify` yourself."""
+    vacuum_days: float = Field(7, ge=0)
+    """Days between attempts to shrink the ledger's file, if a quarter of it is free. Stops when images or commands arrive. 0:
+    never, for a large ledger, as copying it back holds up new images for some seconds per gigabyte."""
+    forget_days: float = Field(1, ge=0)
+    """Days between looks for files that were skipped, and are deleted or ignored since: they leave the list. 0: never, and `run
+    --once` does not look either."""
+    prune_days: float = Field(0, ge=0)
+    """Days between prunes, as by `visiond prune`, for inboxes whose files are often replaced or deleted. 0: never."""
+    prune_age_days: float = Field(90, ge=1)
+    """Prune versions that were replaced or gone longer ago than this many days; like --older-than. Set it to how long you need
+    the results of replaced files."""
+    backup_folder: str = ""
+    """Folder for backups of the ledger, named by date; best on another disk. Empty: no backups."""
+    backup_days: float = Field(1, gt=0)
+    """Days between backups, if backup_folder is set. More for a large ledger."""
+    backups_kept: int = Field(7, ge=1)
+    """Number of backups to keep in backup_folder, and at backup_url; older ones are removed."""
+    backup_url: Annotated[str, AfterValidator(check_bucket)] = ""
+    """Prefix of an object store that gets each backup too, for example "s3://bucket/backups". No other daemon may use it.
+    Credentials come from the environment."""
 
     @model_validator(mode="after")
     def _check_uploads(self) -> Self:
@@ -227,28 +195,24 @@ class UpkeepSection(Section):
 
 
 class BinningSection(Section):
-    text_boxes_threshold: int = Field(2, ge=0, le=1_000_000_000, description="A: more text boxes than this.")
-    text_area_threshold: Ratio = Field(0.2, description="A: text over more of the image's area.")
-    text_score_threshold: Ratio = Field(
-        0.7,
-        description="A: only lines with a higher score count as text boxes. A single letter or sign never counts, and two or "
-        "more letters, of which at most three are different, only from 0.8. Lines of a page reader have no score, and count.",
-    )
-    object_count_threshold: int = Field(5, ge=0, le=1_000_000_000, description="B: more objects than this.")
-    unique_objects_threshold: int = Field(
-        3, ge=0, le=1_000_000_000, description="B: more kinds of object than this."
-    )
-    spatial_dispersion_threshold: Ratio = Field(
-        0.3, description="B: centers of objects spread over more of the image's area."
-    )
-    clip_similarity_threshold: float = Field(
-        0.25, ge=-1, le=1, description="C: similarity of caption and image. Only reported."
-    )
-    rules: str = Field(
-        "",
-        description='A custom rule, "module:function", which gets a record and returns the name of the bin. Not with '
-        'mode = "cascade". docs/results.md describes the record and has an example.',
-    )
+    text_boxes_threshold: int = Field(2, ge=0, le=1_000_000_000)
+    """A: more text boxes than this."""
+    text_area_threshold: Ratio = 0.2
+    """A: text over more of the image's area."""
+    text_score_threshold: Ratio = 0.7
+    """A: only lines with a higher score count as text boxes. A single letter or sign never counts, and two or more letters, of
+    which at most three are different, only from 0.8. Lines of a page reader have no score, and count."""
+    object_count_threshold: int = Field(5, ge=0, le=1_000_000_000)
+    """B: more objects than this."""
+    unique_objects_threshold: int = Field(3, ge=0, le=1_000_000_000)
+    """B: more kinds of object than this."""
+    spatial_dispersion_threshold: Ratio = 0.3
+    """B: centers of objects spread over more of the image's area."""
+    clip_similarity_threshold: float = Field(0.25, ge=-1, le=1)
+    """C: similarity of caption and image. Only reported."""
+    rules: str = ""
+    """A custom rule, "module:function", which gets a record and returns the name of the bin. Not with mode = "cascade".
+    docs/results.md describes the record and has an example."""
 
     def thresholds(self) -> Thresholds:
         return Thresholds(
@@ -263,30 +227,21 @@ class BinningSection(Section):
 
 
 class Http(Section):
-    listen: Annotated[str, AfterValidator(check_address)] = Field(
-        "127.0.0.1:9464",
-        description="Address of the pages. Empty: no pages. Port 0: any free port; the log line `ready` names it.",
-    )
-    token_file: str = Field(
-        "",
-        description='File with a token, 8 or more printable ASCII characters, that every request must send as "Authorization: '
-        'Bearer …". Empty: no token needed. '
-        "The page needs it too, for changes, and on an address that is not a loopback address.",
-    )
-    tls_certificate: str = Field(
-        "", description="PEM file of a certificate, to serve the pages only by HTTPS. Empty: HTTP."
-    )
-    tls_key: str = Field("", description="PEM file of the certificate's key, if it is not in the same file.")
-    names: Annotated[list[str], AfterValidator(check_public_names)] = Field(
-        [],
-        description="Names under which a reverse proxy serves these pages or [page], as browsers show them: "
-        '"photos.example.org", or "photos.example.org:8443". Reading [page] then needs the token.',
-    )
-    proxies: Annotated[list[str], AfterValidator(check_networks)] = Field(
-        ["127.0.0.1", "::1"],
-        description="IP addresses and networks of reverse proxies, which are believed in X-Forwarded-Proto and "
-        'X-Forwarded-For. For one that is not on this machine, for example ["172.18.0.0/16"].',
-    )
+    listen: Annotated[str, AfterValidator(check_address)] = "127.0.0.1:9464"
+    """Address of the pages. Empty: no pages. Port 0: any free port; the log line `ready` names it."""
+    token_file: str = ""
+    """File with a token, 8 or more printable ASCII characters, that every request must send as "Authorization: Bearer …".
+    Empty: no token needed. The page needs it too, for changes, and on an address that is not a loopback address."""
+    tls_certificate: str = ""
+    """PEM file of a certificate, to serve the pages only by HTTPS. Empty: HTTP."""
+    tls_key: str = ""
+    """PEM file of the certificate's key, if it is not in the same file."""
+    names: Annotated[list[str], AfterValidator(check_public_names)] = []
+    """Names under which a reverse proxy serves these pages or [page], as browsers show them: "photos.example.org", or
+    "photos.example.org:8443". Reading [page] then needs the token."""
+    proxies: Annotated[list[str], AfterValidator(check_networks)] = ["127.0.0.1", "::1"]
+    """IP addresses and networks of reverse proxies, which are believed in X-Forwarded-Proto and X-Forwarded-For. For one that
+    is not on this machine, for example ["172.18.0.0/16"]."""
 
     @property
     def host(self) -> str:
@@ -315,32 +270,20 @@ class Http(Section):
 
 
 class PageSection(Section):
-    listen: Annotated[str, AfterValidator(check_address)] = Field(
-        "127.0.0.1:9465",
-        description="Address of the page with images, search and results. Empty: no page. Port 0: any free port; the log line "
-        "`page` names it. The token, the certificate, `names` and `proxies` are those of [http].",
-    )
-    root_path: Annotated[str, AfterValidator(check_root_path)] = Field(
-        "",
-        description='Path below which a reverse proxy serves the page, for example "/visiond"; the proxy may take it away '
-        "or leave it. Empty: the page has a name of its own.",
-    )
-    pictures_bytes: ByteCount = Field(
-        1 << 30,
-        description="Most disk space for small pictures of images, which are kept in the state folder.",
-    )
+    listen: Annotated[str, AfterValidator(check_address)] = "127.0.0.1:9465"
+    """Address of the page with images, search and results. Empty: no page. Port 0: any free port; the log line `page` names it.
+    The token, the certificate, `names` and `proxies` are those of [http]."""
+    root_path: Annotated[str, AfterValidator(check_root_path)] = ""
+    """Path below which a reverse proxy serves the page, for example "/visiond"; the proxy may take it away or leave it. Empty:
+    the page has a name of its own."""
+    pictures_bytes: ByteCount = 1 << 30
+    """Most disk space for small pictures of images, which are kept in the state folder."""
 
-    upload_bytes: ByteCount = Field(
-        256 << 20,
-        ge=1 << 20,
-        description="Most bytes of an uploaded file; a larger one is answered with 413.",
-    )
-    uploads_waiting: int = Field(
-        100_000,
-        ge=1,
-        description="An inbox in which this many images wait takes no uploads: they are answered with 429. More, if "
-        "programs deliver in bursts; disk space limits uploads too.",
-    )
+    upload_bytes: ByteCount = Field(256 << 20, ge=1 << 20)
+    """Most bytes of an uploaded file; a larger one is answered with 413."""
+    uploads_waiting: int = Field(100_000, ge=1)
+    """An inbox in which this many images wait takes no uploads: they are answered with 429. More, if programs deliver in
+    bursts; disk space limits uploads too."""
 
     def address(self, path: str, /, **values: object) -> str:
         """Of a path, with the values that are not empty as its query. Without a scheme and a host, which a proxy knows."""
@@ -349,30 +292,21 @@ class PageSection(Section):
 
 
 class SearchSection(Section):
-    probability_threshold: Ratio = Field(
-        0.00003,
-        description="A search by meaning leaves out images that match the words with a lower probability. Only SigLIP's models "
-        "give one; with others all images are ranked. 0: nothing is left out. docs/page.md explains the value.",
-    )
+    probability_threshold: Ratio = 0.00003
+    """A search by meaning leaves out images that match the words with a lower probability. Only SigLIP's models give one; with
+    others all images are ranked. 0: nothing is left out. docs/page.md explains the value."""
 
 
 class TracesSection(Section):
-    sample: Ratio = Field(
-        0.0,
-        description="Share of the images of which a trace is sent, for example 0.01. 0: none. Needs "
-        "`pip install 'visiond[traces]'`.",
-    )
-    endpoint: Annotated[str, AfterValidator(check_url)] = Field(
-        "",
-        description='Address of the receiver of OTLP over HTTP, for example "http://127.0.0.1:4318". Empty: as the environment '
-        "variables OTEL_EXPORTER_OTLP_… say, or that address.",
-    )
+    sample: Ratio = 0.0
+    """Share of the images of which a trace is sent, for example 0.01. 0: none. Needs `pip install 'visiond[traces]'`."""
+    endpoint: Annotated[str, AfterValidator(check_url)] = ""
+    """Address of the receiver of OTLP over HTTP, for example "http://127.0.0.1:4318". Empty: as the environment variables
+    OTEL_EXPORTER_OTLP_… say, or that address."""
 
 
 class Log(Section):
-    level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Lowest level that is logged."
-    )
-    format: Literal["auto", "console", "json"] = Field(
-        "auto", description="auto: console on a terminal, otherwise json."
-    )
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lowest level that is logged."""
+    format: Literal["auto", "console", "json"] = "auto"
+    """auto: console on a terminal, otherwise json."""

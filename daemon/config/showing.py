@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-
 from daemon.config.loading import Config
+from daemon.config.sections import Section
 
 NOTHING = "–"
+NOT_THERE = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +41,21 @@ class SettingsTable:
 
 
 def list_tables(
-    section: BaseModel, default: BaseModel, name: str = "", variables: Mapping[str, str] | None = None
+    section: Section, default: Section, name: str = "", variables: Mapping[str, str] | None = None
 ) -> Iterator[SettingsTable]:
     """A table for each section with keys of its own. default: the same section as it is if nothing is set, with the same
     folder for relative paths. variables: by key, the environment variable that has set it."""
     if variables is None:
         variables = section.variables if isinstance(section, Config) else {}
     values, usual = section.model_dump(mode="json"), default.model_dump(mode="json")
-    fields = type(section).model_fields
+    about = section.about()
     rows = [
         Setting(
             key,
             _say_key(key, value),
             _say_key(key, usual[key]) if key in usual else "",
-            _describe(fields.get(key), variables.get(f"{name}.{key}")),
-            differs=key not in usual or value != usual[key],
+            _describe(about.get(key, ""), variables.get(f"{name}.{key}")),
+            differs=value != usual.get(key, NOT_THERE),
         )
         for key, value in values.items()
         if not _sections(getattr(section, key))
@@ -64,23 +63,20 @@ def list_tables(
     if rows and name:
         yield SettingsTable(name, rows)
     for key in values:
-        other = getattr(default, key, None)
         for part in _sections(getattr(section, key)):
             # A table of a list, such as [[inbox]], is compared with the one that there is if nothing is set.
-            usual_parts = [*_sections(other), type(part).model_construct()]
-            like = next(each for each in usual_parts if isinstance(each, type(part)))
-            yield from list_tables(part, like, f"{name}.{key}" if name else key, variables)
+            like = next(iter(_sections(getattr(default, key, None))), type(part).model_construct())
+            yield from list_tables(part, like, f"{name}.{key}".lstrip("."), variables)
 
 
-def _describe(field: FieldInfo | None, variable: str | None) -> str:
-    origin = [f"Set by the variable {variable}."] if variable else []
-    return " ".join([*origin, *([field.description] if field and field.description else [])])
+def _describe(about: str, variable: str | None) -> str:
+    return f"Set by the variable {variable}. {about}".rstrip() if variable else about
 
 
-def _sections(value: object) -> list[BaseModel]:
+def _sections(value: object) -> list[Section]:
     """The sections in a value: itself, or those in a list."""
     found = value if isinstance(value, list | tuple) else [value]
-    return [part for part in found if isinstance(part, BaseModel)]
+    return [part for part in found if isinstance(part, Section)]
 
 
 def _say_key(key: str, value: object) -> str:
@@ -95,7 +91,7 @@ def say(value: object) -> str:
     """A value as daemon.toml has it, without quotes. Of an address only scheme and host: the rest, and what stands
     before the host, may be a secret."""
     if isinstance(value, bool):
-        return "true" if value else "false"
+        return str(value).lower()
     if isinstance(value, list):
         return ", ".join(map(say, value)) or NOTHING
     if isinstance(value, Mapping):

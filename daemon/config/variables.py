@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -31,13 +31,14 @@ def apply_variables(
     keys |= _list_variants(keys, environ)
     # Those that would be settings, had they two underscores. Others may belong to somebody else: Kubernetes sets
     # VISIOND_HTTP_PORT for a service with the name visiond-http.
-    flat = {_name_of(place).replace(NESTING, "_"): _name_of(place) for place in keys if len(place) > 1}
+    names = [*filter(is_setting, map(_name_of, keys))]
+    flat = {name.replace(NESTING, "_"): name for name in names}
     applied: dict[str, str] = {}
     problems = [f"{name}: write two underscores: {flat[name]}." for name in sorted(flat.keys() & environ)]
     for name in filter(is_setting, sorted(environ)):
         place = tuple(name.removeprefix(PREFIX).lower().split(NESTING))
         try:
-            place, value = _read(place, environ[name], keys)
+            place, value = _read(place, environ[name], keys, names)
         except ConfigError as error:
             problems += [f"{name}: {problem}" for problem in error.problems]
             continue
@@ -104,28 +105,34 @@ def _name_of(place: tuple[str, ...]) -> str:
     return PREFIX + NESTING.join(place).upper()
 
 
-def _read(place: tuple[str, ...], text: str, keys: Keys) -> tuple[tuple[str, ...], object]:
-    """The key that a variable sets, and its value. Raises ConfigError."""
+def _kind_at(place: tuple[str, ...], keys: Keys) -> Any:
+    """The type of a key; of an option, of which each backend has its own, that of all of them. None: there is no such key."""
+    options = keys.get(place[:-1])
+    return keys.get(place, options if options == dict[str, Any] else None)
+
+
+def _read(
+    place: tuple[str, ...], text: str, keys: Keys, names: Sequence[str]
+) -> tuple[tuple[str, ...], object]:
+    """The key that a variable sets, and its value. names: those of all variables that are settings. Raises ConfigError."""
     if tables := next(
         (each for each, kind in keys.items() if place[: len(each)] == each and _is_tables(kind)), ()
     ):
         raise ConfigError([f"the tables [[{'.'.join(tables)}]] can only be in daemon.toml."])
     stem = (*place[:-1], place[-1].removesuffix(OF_FILE))
-    if place not in keys and stem != place and (stem in keys or keys.get(stem[:-1]) == dict[str, Any]):
+    if place not in keys and stem != place and _kind_at(stem, keys):
         place, text = stem, _read_file(text)
-    if place in keys:
-        kind: object = get_origin(keys[place])
-        return place, _parse(text) if kind in (list, dict) else text
-    if keys.get(place[:-1]) == dict[str, Any]:  # options, of which each backend has its own
-        return place, _parse(text)
-    names = [_name_of(known) for known in keys if len(known) > 1]
+    if kind := _kind_at(place, keys):
+        return place, _parse(text, kind)
     near = difflib.get_close_matches(_name_of(place), names, n=1, cutoff=0.75)
     hint = f"did you mean {near[0]}?" if near else "docs/configuration.md lists all keys."
     raise ConfigError([f"there is no key {'.'.join(place)}; {hint}"])
 
 
-def _parse(text: str) -> object:
-    """A value as daemon.toml has it, such as ["ocr", "yolo"]; the text itself if it is none."""
+def _parse(text: str, kind: Any) -> object:
+    """A list or a table as daemon.toml has it, such as ["ocr", "yolo"]; the text itself if it is none."""
+    if get_origin(kind) not in (list, dict):
+        return text
     try:
         return parse_toml(f"value = {text}")["value"]
     except ValueError:

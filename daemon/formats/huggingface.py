@@ -110,21 +110,18 @@ def _filled(row: dict[str, Any]) -> set[str]:
 def _describe(count: int, filled: set[str], models: list[dict[str, Any]]) -> str:
     size = SIZES[min(max(0, len(str(count)) - 3), len(SIZES) - 1)]
     known = [{name: value for name, value in model.items() if value} for model in models]
-    rows = (
-        (
-            m["stage"],
-            m.get("repository") or m.get("name") or m["fingerprint"],
-            m.get("commit", ""),
-            m.get("license", ""),
-        )
-        for m in known
-    )
     return CARD.format(  # JSON is YAML
         tasks=_json([task for column, task in TASKS.items() if column in filled]),
         sizes=_json([size]),
         models=_json(known),
-        table="\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |" for cells in rows),
+        table="\n".join(map(_table_row, known)),
     )
+
+
+def _table_row(model: dict[str, Any]) -> str:
+    name = model.get("repository") or model.get("name") or model["fingerprint"]
+    cells = (model["stage"], name, model.get("commit", ""), model.get("license", ""))
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
 def _json(value: Any) -> str:

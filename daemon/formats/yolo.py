@@ -25,8 +25,8 @@ def write_yolo(folder: Path, images: Iterator[Answered]) -> None:
         part = "val" if image.record.digest[:1] < bytes([VALIDATED]) else "train"
         place = part / image.own_name(f".{ending_of(image.record.format)}")
         link, label = folder / "images" / place, (folder / "labels" / place).with_suffix(".txt")
-        for file in (link, label):
-            file.parent.mkdir(parents=True, exist_ok=True)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        label.parent.mkdir(parents=True, exist_ok=True)
         try:
             if _would_be_changed(image):
                 shutil.copyfile(image.location, link)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -83,28 +82,31 @@ def _size_of(results: Sequence[_Result]) -> tuple[float, float] | None:
 
 def _by_kind(results: Sequence[_Result], left_out: LeftOut) -> dict[Kind, list[Any] | None]:
     """None: something of this kind cannot be taken."""
-    said: dict[Kind, list[Any]] = defaultdict(list)
-    others = [each.type for each in results if each.type not in KNOWN]
-    for result in results:
-        value, is_region = result.value, result.value.x is not None or bool(result.value.points)
-        match result.type, is_region:
-            case "rectanglelabels" | "polygonlabels" | "labels", True:
-                named = (*value.rectanglelabels, *value.polygonlabels, *value.labels)
-                said[Kind.OBJECTS] += [ObjectLabel(each, _box_of(result)) for each in named]
-            case "choices", False:  # those of a region are about it
-                said[Kind.TAGS] += value.choices
-            case "textarea", True:  # a line of text
-                said[Kind.TEXT] += [(_box_of(result), each) for each in _listed(value.text)]
-            case "textarea", False:
-                said[Kind.CAPTION] += _listed(value.text)
-    for type in others:
+    said: dict[Kind, list[Any] | None] = {}
+    for kind, parts in filter(None, map(_read, results)):
+        said[kind] = [*(said.get(kind) or ()), *parts]
+    for type in [each.type for each in results if each.type not in KNOWN]:
         left_out(f"results of the type {type or 'relation'}")
-    hides_objects = any(type.endswith("labels") for type in others)
-    return {**said, Kind.OBJECTS: None} if hides_objects else {**said}
+        if type.endswith("labels"):
+            said[Kind.OBJECTS] = None
+    return said
 
 
-def _listed(text: list[str] | str) -> list[str]:
-    return [text] if isinstance(text, str) else text
+def _read(result: _Result) -> tuple[Kind, Sequence[Any]] | None:
+    """What it says, if it is known here."""
+    value = result.value
+    texts = [value.text] if isinstance(value.text, str) else value.text
+    match result.type, value.x is not None or bool(value.points):  # whether it is about a region
+        case "rectanglelabels" | "polygonlabels" | "labels", True:
+            named = (*value.rectanglelabels, *value.polygonlabels, *value.labels)
+            return Kind.OBJECTS, [ObjectLabel(each, _box_of(result)) for each in named]
+        case "choices", False:  # those of a region are about it
+            return Kind.TAGS, value.choices
+        case "textarea", True:  # a line of text
+            return Kind.TEXT, [(_box_of(result), each) for each in texts]
+        case "textarea", False:
+            return Kind.CAPTION, texts
+    return None
 
 
 def _box_of(result: _Result) -> Box:
@@ -121,13 +123,14 @@ def _box_of(result: _Result) -> Box:
     return bounds(turned)
 
 
+def _names_image(text: str) -> bool:
+    return has_image_suffix(text.partition("?")[0]) or text.startswith(LOCAL_FILES)
+
+
 def _name_of(task: LabelTask) -> str:
     """Raises WrongArgument."""
     texts = [value for value in (task.data.get("image"), *task.data.values()) if isinstance(value, str)]
-    named = [
-        text for text in texts if has_image_suffix(text.partition("?")[0]) or text.startswith(LOCAL_FILES)
-    ]
-    address = next(iter(named or texts), "")
+    address = max(texts, key=_names_image, default="")  # the first one that does, else the first
     if not address:
         raise WrongArgument(f"a task names no image; its data is {task.data}.")
     parts = urlsplit(address)

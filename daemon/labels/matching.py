@@ -8,6 +8,7 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,10 +55,10 @@ def find_images(
     digests = {name: _digest_of(name, folder) for name in dict.fromkeys(names)}
     sizes = _sizes(reader, {*digests.values()} - {b""})
     if left := [name for name, digest in digests.items() if digest not in sizes]:
-        known = {name for name in left if digests[name]}
+        known = {name for name in left if digests[name]}  # which bytes they mean
         digests |= _find_by_path(reader, left, found, step, by_file_name=by_file_name)
         sizes |= _sizes(reader, {digests[name] for name in left} - {b""})
-        found.unfinished = sum(name in known for name in found.unknown)
+        found.unfinished = len(known.intersection(found.unknown))
     found.images = {name: sizes[digest] for name, digest in digests.items() if digest in sizes}
     return found
 
@@ -96,7 +97,7 @@ def _find_by_path(
         if looked % 4096 == 0:
             step(looked)
         here = [os.fsdecode(record.location), os.fsdecode(os.path.join(record.inbox_path, record.path))]
-        for parts, has_suffix in [each for path in here for each in _spellings(path)]:
+        for parts, has_suffix in chain.from_iterable(map(_spellings, here)):
             for name, own in wanted.get((parts[-1], has_suffix), ()):
                 agreed = _count_agreeing(own, parts)
                 if agreed > candidates[name].get(record.digest, (0,))[0]:
@@ -177,9 +178,8 @@ def in_pixels(said: Said, image: KnownImage, left_out: Counter[str]) -> Value | 
         for each in said.value
         if isinstance(each, ObjectLabel)
     ]
-    taken = [each for each in boxes if each.box[0] < each.box[2] and each.box[1] < each.box[3]]
-    if len(taken) == len(boxes):
-        return taken
+    if all(each.box[0] < each.box[2] and each.box[1] < each.box[3] for each in boxes):
+        return boxes
     left_out["images with boxes that are empty or outside them"] += 1
     return None
 

@@ -71,9 +71,7 @@ class ObjectMeasure:
     scored; upper and lower case count as one."""
 
     def __init__(
-        self,
-        labels: Sequence[Sequence[ObjectLabel]],
-        answers: Sequence[Sequence[tuple[str, float, Box]]],
+        self, labels: Sequence[Sequence[ObjectLabel]], answers: Sequence[Sequence[tuple[str, float, Box]]]
     ) -> None:
         """answers: label, score and box. Both: of each image. Raises MissingLibrary."""
         truth, said = (

@@ -22,23 +22,22 @@ def say(
 ) -> Iterator[Said]:
     """parts: objects, tags or captions; for text, boxes and lines. Without captions nothing is said; otherwise, that there is
     nothing. Lines are put in reading order, as those of OCR are: people draw them in any."""
-    value: Value = parts
-    if kind is Kind.TEXT:
-        width, height = size or (1.0, 1.0)
-        across, down = (width / scale[0], height / scale[1]) if scale else (1.0, 1.0)
-        lines = [text for _, text in parts]
-        boxes = [box for box, _ in parts if box]
-        if len(boxes) == len(lines) > 1:
-            quads = [[(x0, y0), (x1, y0), (x1, y1), (x0, y1)] for x0, y0, x1, y1 in boxes]
-            lines = [
-                lines[at]
-                for at in order_lines(
-                    np.array(quads, np.float32) * np.array([across, down], np.float32), lines
-                )
-            ]
-        value = "\n".join(lines)
+    value: Value = "\n".join(_in_reading_order(parts, scale, size)) if kind is Kind.TEXT else parts
     if value or kind is not Kind.CAPTION:
         yield Said(name, kind, value, scale, size)
+
+
+def _in_reading_order(
+    parts: list[tuple[Box | None, str]], scale: tuple[float, float] | None, size: tuple[float, float] | None
+) -> list[str]:
+    """The lines, if each has a box."""
+    lines = [text for _, text in parts]
+    boxes = [box for box, _ in parts if box]
+    if len(boxes) < len(lines) or len(lines) < 2:
+        return lines
+    quads = [[(x0, y0), (x1, y0), (x1, y1), (x0, y1)] for x0, y0, x1, y1 in boxes]
+    stretch = np.divide(size or (1.0, 1.0), scale) if scale else np.ones(2)
+    return [lines[at] for at in order_lines(np.array(quads, np.float32) * stretch.astype(np.float32), lines)]
 
 
 def bounds(points: Iterable[Sequence[float]]) -> Box:

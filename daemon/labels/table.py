@@ -28,15 +28,15 @@ def read_csv(file: Path, left_out: LeftOut) -> Iterator[Said]:
     with file.open(encoding=encoding, newline="") as lines:
         header = lines.readline()
         lines.seek(0)
-        rows = csv.DictReader(lines, delimiter=max(",;\t", key=header.count), strict=True)
+        rows = csv.DictReader(lines, delimiter=max(",;\t", key=header.count), restval="", strict=True)
         try:
             rows.fieldnames = columns = [name.strip().lower() for name in rows.fieldnames or ()]
             key, kinds = _find_columns(file, columns)
             for row in rows:
                 if None in row:
                     raise ValueError("it has more cells than the header; a cell with commas needs quotes")
-                name = as_typed(row[key] or "")
-                cells = ((kind, as_typed(row[kind] or "")) for kind in kinds)
+                name = as_typed(row[key])
+                cells = ((kind, as_typed(row[kind])) for kind in kinds)
                 yield from (Said(name, kind, _value_of(kind, cell)) for kind, cell in cells if cell)
         except (csv.Error, SyntaxError, ValueError) as error:
             raise WrongArgument(f"{file}, line {rows.line_num}: {error}.") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,27 +25,29 @@ def read_yolo(described: Path, left_out: LeftOut) -> Iterator[Said]:
     files = sorted(
         os.path.relpath(os.path.join(at, name), root) for at, _, found in os.walk(root) for name in found
     )
-    images = {os.path.splitext(file)[0]: file for file in files if has_image_suffix(file)}
-    for file in [file for file in files if file.endswith(".txt") and os.path.basename(file) != CLASSES]:
-        if not (stem := _image_of(file)) and (stem := os.path.splitext(file)[0]) not in images:
-            left_out("texts beside no image")
+    images = {os.path.splitext(file)[0]: file for file in filter(has_image_suffix, files)}
+    for file in fnmatch.filter(files, "*.txt"):
+        if os.path.basename(file) == CLASSES:
             continue
-        boxes = [*_read_boxes(root / file, names, has_points=has_points)]
-        if None in boxes:
+        if not (image := _image_of(file, images)):
+            left_out("texts beside no image")
+        elif (boxes := _read_boxes(root / file, names, has_points=has_points)) is None:
             left_out("images with lines that have neither a box nor an outline in shares of 0 to 1")
         else:
-            yield Said(images.get(stem, stem), Kind.OBJECTS, [each for each in boxes if each], (1.0, 1.0))
+            yield Said(image, Kind.OBJECTS, boxes, (1.0, 1.0))
 
 
-def _image_of(file: str) -> str:
-    """For one below labels/, its path below images/ and without a suffix; nothing for others."""
-    parts = os.path.splitext(file)[0].split(os.sep)
-    if "labels" not in parts[:-1]:
-        return ""
-    parts[len(parts) - 1 - parts[::-1].index("labels")] = (
-        "images"  # the last folder of this name, as ultralytics takes it
-    )
-    return os.path.join(*parts)
+def _image_of(file: str, images: Mapping[str, str]) -> str:
+    """For one below labels/, the path below images/, without a suffix if the image is not here; for others the image beside
+    it, or nothing. images: by their paths without suffix."""
+    stem = os.path.splitext(file)[0]
+    before, labels, behind = f"/{stem}".rpartition(
+        "/labels/"
+    )  # the last such folder, as ultralytics takes it
+    if not labels:
+        return images.get(stem, "")
+    below_images = f"{before}/images/{behind}"[1:]
+    return images.get(below_images, below_images)
 
 
 def _class_names(described: Path) -> tuple[Mapping[int, str], bool]:
@@ -63,11 +66,12 @@ def _class_names(described: Path) -> tuple[Mapping[int, str], bool]:
         raise WrongArgument(f"{described} does not say what its classes are (`names`): {error}.") from None
 
 
-def _read_boxes(file: Path, names: Mapping[int, str], *, has_points: bool) -> Iterator[ObjectLabel | None]:
-    """Of each line that is not empty. Raises WrongArgument."""
-    for line in file.read_text("utf-8-sig").splitlines():
-        if row := line.split():
-            yield _read_box(row, names, file, has_points=has_points)
+def _read_boxes(file: Path, names: Mapping[int, str], *, has_points: bool) -> list[ObjectLabel] | None:
+    """Of each line that is not empty; None if one has no box. Raises WrongArgument."""
+    rows = filter(None, map(str.split, file.read_text("utf-8-sig").splitlines()))
+    found = [_read_box(row, names, file, has_points=has_points) for row in rows]
+    boxes = [each for each in found if each]
+    return boxes if len(boxes) == len(found) else None
 
 
 def _read_box(
@@ -82,12 +86,14 @@ def _read_box(
         ) from None
     if number not in names:
         raise WrongArgument(f"{file} has class {number}, and only {len(names)} classes have names.")
-    box: Box | None = None
+    box = _box_of(figures, has_points=has_points)
+    is_inside = all(-OUTSIDE <= edge <= 1 + OUTSIDE for edge in box or ())  # NaN is not
+    return ObjectLabel(names[number], box) if box and is_inside else None
+
+
+def _box_of(figures: list[float], *, has_points: bool) -> Box | None:
     if len(figures) in (4, 5) or (has_points and len(figures) > 5):
         x, y, width, height = figures[:4]
-        box = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
-    elif len(figures) >= 6 and len(figures) % 2 == 0:
-        box = bounds(zip(figures[::2], figures[1::2], strict=True))
-    if box is None or not all(-OUTSIDE <= edge <= 1 + OUTSIDE for edge in box):  # NaN too
-        return None
-    return ObjectLabel(names[number], box)
+        return x - width / 2, y - height / 2, x + width / 2, y + height / 2
+    is_outline = len(figures) >= 6 and len(figures) % 2 == 0
+    return bounds(zip(figures[::2], figures[1::2], strict=True)) if is_outline else None

@@ -87,12 +87,10 @@ def measure_scaling(
         )
     points: list[Point] = []
     first: dict[str, tuple[object, ...]] = {}
+    alone: dict[int, float] = {}  # by number of GPUs, the rate of one image at a time
     for number in numbers:
-        places = {
-            placement: bench.with_settings(choose(gpus[:number], placement))
-            for placement in ([REPLICATED, PIPELINED] if number > 1 else [REPLICATED])
-        }
-        for placement, place in places.items():
+        for placement in [REPLICATED, PIPELINED] if number > 1 else [REPLICATED]:
+            place = bench.with_settings(choose(gpus[:number], placement))
             progress(f"{describe(number)}, {placement}: images and weights")
             place.make_pack()
             images = place.make_images(count)
@@ -104,10 +102,10 @@ def measure_scaling(
             answers = read_answers(place.home / "results")
             first = first or answers
             progress(f"{describe(number)}: one image at a time")
-            slow = next((point.one_at_a_time for point in points if point.gpus == number), 0.0)
-            slow = slow or time_side_by_side(place, images[: 1 + sample], gpus[:number])
+            if number not in alone:
+                alone[number] = time_side_by_side(place, images[: 1 + sample], gpus[:number])
             agreement = compare_answers(first, answers)
-            point = summarize(number, placement, representative(runs), slow, points, agreement)
+            point = summarize(number, placement, representative(runs), alone[number], points, agreement)
             points.append(point)
             # Shown now, because the whole table may take hours, and a later run may fail.
             progress(

@@ -1,1 +1,1 @@
-"""Models on this machine: which there are, and how others come here, from the model hub or from another machine."""
+"""Models on this machine: which there are, how others come here, whether they work, and what another one would change."""

@@ -11,9 +11,8 @@ from daemon.core.errors import WrongArgument
 from daemon.core.hints import command
 from daemon.layout.layout import pack_errors
 from daemon.ledger.files import written_into, written_whole
-from daemon.models.offline import BUNDLE
 from daemon.models.packs import name_weights
-from daemon.models.pulls import describe_bytes, pull_named, say
+from daemon.models.pulls import BUNDLE, describe_bytes, pull_named, say
 from stages.weights import bundles, catalog, names, packs, sets
 
 

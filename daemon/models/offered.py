@@ -1,22 +1,30 @@
-"""The models that can be downloaded, and what is known of them."""
+"""The models that can be downloaded, and what is known of them. No size is written down anywhere, as a repository may change:
+those that are here are looked up on the disk, others are asked of the model hub, if it may be asked."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from daemon.config.loading import Config
-from daemon.core.hints import command
-from daemon.models.sizes import find_sizes
-from daemon.terminal.display import print_json, print_table
-from stages.weights import catalog, names
+from daemon.core.hints import command, quantity
+from daemon.terminal.display import errors, print_json, print_table, printable
+from daemon.terminal.progress import LATE_SECONDS, Progress
+from stages.contract.manifest import HubUnreachable, PackError, list_files
+from stages.weights import catalog, names, pulling
+from stages.weights.hub import Hub, HuggingFaceHub
 from stages.weights.measured import GPU, RATES
 from stages.weights.sets import SETS, choose_models, sets_of
 
 if TYPE_CHECKING:
     from stages.weights.families import PublishedModel
+
+AT_ONCE = 8  # models that the hub is asked about
 
 
 def choose_entries(stages: Sequence[str] | None) -> list[PublishedModel]:
@@ -54,7 +62,7 @@ def describe_entry(entry: PublishedModel, config: Config, sizes: Mapping[str, in
         ", ".join(sets_of(entry.name)) or "-",
         entry.stage,
         entry.license or "-",
-        count_parameters(entry),
+        "-" if entry.parameters is None else f"{entry.parameters / 1e6:g} M",
         entry.quality or "-",
         *describe_rate(entry),
         f"{to_mebibytes(sizes[entry.name]):,}" if entry.name in sizes else "-",
@@ -100,6 +108,54 @@ def describe_rate(entry: PublishedModel) -> tuple[str, str]:
     return f"{rate.images_per_second:,g}", memory
 
 
-def count_parameters(entry: PublishedModel) -> str:
-    """ "3.2 M"; "-" if their number is not known."""
-    return "-" if entry.parameters is None else f"{entry.parameters / 1e6:g} M"
+class Sizes(NamedTuple):
+    """known: bytes by the name of the model. problem: why the hub did not say some; empty if it was not asked, or did."""
+
+    known: dict[str, int]
+    problem: str = ""
+
+
+def find_sizes(folder: Path, models: Sequence[PublishedModel], *, ask: bool) -> Sizes:
+    """folder: of the models that were pulled. ask: the hub about the others, which takes some seconds."""
+    pulled = {model.name: names.find_pulled(model.name, folder) for model in models}
+    known = {
+        name: sum(file.stat().st_size for file in list_files(place))
+        for name, place in pulled.items()
+        if place
+    }
+    others = [model for model in models if model.name not in known]
+    return add_asked(known, others) if ask else Sizes(known)
+
+
+def add_asked(known: dict[str, int], others: Sequence[PublishedModel]) -> Sizes:
+    """What is known, and the sizes of others as the hub says."""
+    problems: list[PackError] = []
+    hub = HuggingFaceHub(lambda sentence: errors.print(printable(sentence)))
+    # One alone: if the hub cannot be reached, each of the others would wait for it too.
+    first = [ask_hub(hub, model) for model in others[:1]]
+    if first and isinstance(first[0], HubUnreachable):
+        return Sizes(known, f"The size is not known of {quantity(len(others), 'model')}: {first[0]}")
+    with ThreadPoolExecutor(AT_ONCE) as pool, Progress("models", len(others), after=LATE_SECONDS) as progress:
+        answers = itertools.chain(first, pool.map(partial(ask_hub, hub), others[1:]))
+        for model, size in zip(others, progress.track(answers), strict=True):
+            if isinstance(size, PackError):
+                problems.append(size)
+            elif size is not None:
+                known[model.name] = size
+    if not problems:
+        return Sizes(known)
+    return Sizes(
+        known, f"The size is not known of {quantity(len(problems), 'model')}. Of the first: {problems[0]}"
+    )
+
+
+def ask_hub(hub: Hub, model: PublishedModel) -> int | PackError | None:
+    """What `models pull` would download; why that is not known; or None if the hub does not say it."""
+    try:
+        if model.file:
+            return hub.describe(model.repository).sizes.get(model.file)
+        parts = pulling.plan_parts(hub, names.read_reference(model.name), allow_pickle=True)
+    except PackError as error:
+        return error
+    sizes = [part.size_bytes for part in parts]
+    return None if None in sizes else sum(filter(None, sizes))

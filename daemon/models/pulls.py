@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from daemon.config.loading import Config
 from daemon.core.errors import NotWritable
+from daemon.core.hints import command
+from daemon.layout.layout import pack_errors
 from daemon.ledger.files import written_into
-from daemon.models.offline import hub_errors
 from daemon.models.packs import describe_license
 from daemon.monitoring.disks import find_existing
 from daemon.terminal.display import console, printable
 from daemon.terminal.progress import LATE_SECONDS, Progress
-from stages.contract.manifest import MANIFEST, list_files
-from stages.weights import names, packs, pulling, standard
+from stages.contract.manifest import MANIFEST, HubUnreachable, PackError, list_files
 from stages.weights.hub import HuggingFaceHub
-from stages.weights.packs import Pack
-from stages.weights.pulling import Part
+from stages.weights.names import find_pulled, read_reference
+from stages.weights.packs import MINI, STANDARD, Pack
+from stages.weights.pulling import Part, partial_of, plan_parts
+from stages.weights.standard import MODELS, pull_model, pull_standard
 
 Parts = Mapping[str, Sequence[Part]]  # what to download, by the name of the model
+BUNDLE = "models.tar"  # the name that messages give it
 UNIT = "MiB"
 UNIT_BITS = 20
 
@@ -44,17 +48,17 @@ def pull_named(
     with hub_errors(folder, missing, allow_pickle=allow_pickle), written_into(folder):
         with counting(folder, missing) as hub:
             for name, parts in missing.items():
-                pack = standard.pull_model(name, folder, say, hub, parts, allow_pickle=allow_pickle)
+                pack = pull_model(name, folder, say, hub, parts, allow_pickle=allow_pickle)
                 say(
                     f"License of {name}: {describe_license(pack) or 'not known; read the card of the model'}."
                 )
         for name in wanted:
             if name == "mini":
-                say(f"The pack mini is inside the package, in {packs.MINI}")
-            elif name == packs.STANDARD:
-                say(f"The standard pack is in {standard.pull_standard(folder, say).folder}")
+                say(f"The pack mini is inside the package, in {MINI}")
+            elif name == STANDARD:
+                say(f"The standard pack is in {pull_standard(folder, say).folder}")
             elif explain:
-                explain_use(name, standard.pull_model(name, folder, say if name not in missing else ignore))
+                explain_use(name, pull_model(name, folder, say if name not in missing else ignore))
 
 
 def say(sentence: str) -> None:
@@ -72,8 +76,8 @@ def explain_use(name: str, pack: Pack) -> None:
 
 def list_models(wanted: Iterable[str], folder: Path) -> list[str]:
     """The models to have, of these names: the standard pack has three, unless it is here."""
-    here = (folder / packs.STANDARD / MANIFEST).is_file()
-    made_of = {"mini": (), packs.STANDARD: () if here else tuple(standard.MODELS.values())}
+    here = (folder / STANDARD / MANIFEST).is_file()
+    made_of = {"mini": (), STANDARD: () if here else tuple(MODELS.values())}
     return [model for name in wanted for model in made_of.get(name, (name,))]
 
 
@@ -81,11 +85,11 @@ def find_missing(folder: Path, models: Iterable[str], *, allow_pickle: bool) -> 
     """What to download for each model that is not in the folder. Asks the hub only for these. Raises ModelsUnusable."""
     models = list(models)
     with hub_errors(folder, models, allow_pickle=allow_pickle):
-        references = {model: names.read_reference(model) for model in models}
+        references = {model: read_reference(model) for model in models}
         return {
-            model: pulling.plan_parts(HuggingFaceHub(say), reference, allow_pickle=allow_pickle)
+            model: plan_parts(HuggingFaceHub(say), reference, allow_pickle=allow_pickle)
             for model, reference in references.items()
-            if not names.find_pulled(model, folder)
+            if not find_pulled(model, folder)
         }
 
 
@@ -109,7 +113,7 @@ def check_room(folder: Path, missing: Parts) -> None:
 
 def count_begun(folder: Path, models: Iterable[str]) -> int:
     """The bytes of downloads of these models that were interrupted."""
-    places = [pulling.partial_of(names.read_reference(model), folder) for model in models]
+    places = [partial_of(read_reference(model), folder) for model in models]
     return sum(file.stat().st_size for place in places if place.is_dir() for file in list_files(place))
 
 
@@ -136,3 +140,22 @@ def describe_size(parts: Iterable[Part]) -> str:
 
 def describe_bytes(size: int) -> str:
     return f"{-(-size // (1 << UNIT_BITS)):,} {UNIT}"
+
+
+@contextlib.contextmanager
+def hub_errors(folder: Path, models: Iterable[str], *, allow_pickle: bool) -> Iterator[None]:
+    """As `pack_errors`; if the hub cannot be reached, with the commands that bring these models into the folder without it."""
+    with pack_errors():
+        try:
+            yield
+        except HubUnreachable as error:
+            left = [model for model in models if not find_pulled(model, folder)]
+            pickles = ["--allow-pickle"] * allow_pickle
+            bundle = shlex.join(
+                ["visiond", "models", "bundle", *pickles, BUNDLE, *left]
+            )  # elsewhere: no --config
+            add = command("models", "add", BUNDLE)
+            raise PackError(
+                f"{', '.join(left)} could not be pulled: {error} Without a network, type `{bundle}` on a machine that has "
+                f"one, copy {BUNDLE} here, type `{add}`, and give this command again."
+            ) from error

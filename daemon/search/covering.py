@@ -202,12 +202,7 @@ class _CoveringByTorch(_Covering):
     part = GPU_PART
 
     def __init__(
-        self,
-        exact: NDArray[np.float16],
-        order: Places,
-        near: float,
-        pool: ThreadPoolExecutor,
-        device: str,
+        self, exact: NDArray[np.float16], order: Places, near: float, pool: ThreadPoolExecutor, device: str
     ) -> None:
         import torch
 

@@ -222,26 +222,37 @@ def measure(
     """By signal and stage, whatever can be measured; of several stages of one kind the highest. others: by stage, the answer
     of another model about the same bytes, as JSON."""
     found: dict[tuple[str, str], float] = {}
-
-    def note(signal: str, stage: str, *parts: Any) -> None:
+    for signal, stage, *parts in _list_parts(record, others, labels):
+        key = (signal, kind_of(stage))
         try:
-            if (score := MEASURES[signal, stage].function(*parts)) is not None:
-                found[signal, stage] = max(min(1.0, max(0.0, score)), found.get((signal, stage), 0.0))
+            if (score := MEASURES[key].function(*parts)) is not None:
+                found[key] = max(min(1.0, max(0.0, score)), found.get(key, 0.0))
         except (ValueError, TypeError, KeyError, AttributeError):
             pass  # an answer of an older version of a plug-in, say
+    return found
 
-    answers = {}
-    for stage, output in record.outputs.items():
-        if (kind := kind_of(stage)) in STAGES:
-            answers[stage] = msgspec.json.decode(output.payload)
-            note("scores", kind, answers[stage])
+
+def _list_parts(
+    record: Record, others: Mapping[str, bytes], labels: Mapping[Kind, Label]
+) -> Iterator[tuple[Any, ...]]:
+    """Signal, stage, and what its measure takes."""
+    answers = {
+        stage: msgspec.json.decode(output.payload)
+        for stage, output in record.outputs.items()
+        if kind_of(stage) in STAGES
+    }
+    for stage, answer in answers.items():
+        yield "scores", stage, answer
     for look in record.looks.values():
         if look.output and look.model.stage in answers:
-            second = msgspec.json.decode(look.output.payload)
-            note("looks", kind_of(look.model.stage), answers[look.model.stage], second)
+            yield (
+                "looks",
+                look.model.stage,
+                answers[look.model.stage],
+                msgspec.json.decode(look.output.payload),
+            )
     for stage in others.keys() & answers.keys():
-        note("models", kind_of(stage), answers[stage], msgspec.json.decode(others[stage]))
+        yield "models", stage, answers[stage], msgspec.json.decode(others[stage])
     for kind, label in labels.items():
         if STAGE_OF[kind] in answers:
-            note("labels", STAGE_OF[kind], answers[STAGE_OF[kind]], label.value)
-    return found
+            yield "labels", STAGE_OF[kind], answers[STAGE_OF[kind]], label.value

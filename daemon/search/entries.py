@@ -6,7 +6,7 @@ import base64
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -60,9 +60,8 @@ def make_entry(number: int, record: Record) -> Document:
         return entry
     entry.marks.add(mark("bin", record.bin))
     for model, output in record.answers():
-        read = READERS.get(kind_of(model.stage), _read_other)
         try:
-            read(entry, answer := msgspec.json.decode(output.payload))
+            _read(entry, model.stage, answer := msgspec.json.decode(output.payload))
             # That of a second look, which comes later, is of another model.
             if model.stage in EMBEDDED and model.stage not in entry.embeddings:
                 entry.embeddings[model.stage] = Vector(model.fingerprint, EMBEDDED[model.stage](answer))
@@ -70,40 +69,6 @@ def make_entry(number: int, record: Record) -> Document:
             continue  # of an older version of a plug-in, say: the rest of the image can be found
     entry.fields |= {name: separate(entry.fields[name][:MOST_WORDS]) for name in FIELDS if name != "name"}
     return entry
-
-
-def _read_ocr(entry: Document, answer: Mapping[str, Any]) -> None:
-    _add(entry, "text", text_of(answer))
-
-
-def _read_yolo(entry: Document, answer: Mapping[str, Any]) -> None:
-    labels = {detection["label"] for detection in answer["detections"]}
-    _add(entry, "objects", "\n".join(sorted(labels)))
-    entry.marks |= {mark("object", label) for label in labels}
-
-
-def _read_clip(entry: Document, answer: Mapping[str, Any]) -> None:
-    labels = {*likely_tags((tag["label"], tag["score"]) for tag in answer["tags"])}
-    _add(entry, "tags", "\n".join(sorted(labels)))
-    entry.marks |= {mark("tag", label) for label in labels}
-
-
-def _read_blip(entry: Document, answer: Mapping[str, Any]) -> None:
-    _add(entry, "caption", answer["text"])
-
-
-def _read_other(entry: Document, answer: Mapping[str, Any]) -> None:
-    """Every text of a plug-in's result."""
-    _add(entry, "text", "\n".join(_texts_in(answer)))
-
-
-def _read_classes(entry: Document, answer: Mapping[str, Any]) -> None:
-    _add(entry, "tags", answer["label"])
-    entry.marks.add(mark("tag", answer["label"]))
-
-
-def _read_nothing(entry: Document, answer: Mapping[str, Any]) -> None:
-    """Nothing: a hash has no words."""
 
 
 def _embedding_of(answer: Mapping[str, Any]) -> NDArray[np.float16]:
@@ -118,14 +83,6 @@ def _signs_of(answer: Mapping[str, Any]) -> NDArray[np.float16]:
 
 
 EMBEDDED = {"clip": _embedding_of, "hash": _signs_of}
-READERS = {
-    "ocr": _read_ocr,
-    "yolo": _read_yolo,
-    "clip": _read_clip,
-    "blip": _read_blip,
-    "classifier": _read_classes,
-    "hash": _read_nothing,
-}
 
 
 def _texts_in(value: object) -> Iterator[str]:
@@ -139,8 +96,38 @@ def _texts_in(value: object) -> Iterator[str]:
             yield from _texts_in(each)
 
 
-def _add(entry: Document, name: str, words: str) -> None:
-    entry.fields[name] = f"{entry.fields[name]}\n{words}".strip()
+class Reader(NamedTuple):
+    """read: words of an answer. field: of the index, in which they are. kind: of the filter that asks for them, if there is
+    one."""
+
+    read: Callable[[Any], Iterable[str]]
+    field: str
+    kind: str = ""
+
+
+READERS = {  # by stage
+    "ocr": Reader(lambda answer: [text_of(answer)], "text"),
+    "yolo": Reader(
+        lambda answer: sorted({each["label"] for each in answer["detections"]}), "objects", "object"
+    ),
+    "clip": Reader(
+        lambda answer: sorted({*likely_tags((tag["label"], tag["score"]) for tag in answer["tags"])}),
+        "tags",
+        "tag",
+    ),
+    "blip": Reader(lambda answer: [answer["text"]], "caption"),
+    "classifier": Reader(lambda answer: [answer["label"]], "tags", "tag"),
+    "hash": Reader(lambda _: [], "text"),  # it has no words
+}
+OTHERS = Reader(_texts_in, "text")  # every text of a plug-in's result
+
+
+def _read(entry: Document, stage: str, answer: Any) -> None:
+    reader = READERS.get(kind_of(stage), OTHERS)
+    words = [*reader.read(answer)]
+    entry.fields[reader.field] = "\n".join([entry.fields[reader.field], *words]).strip()
+    if reader.kind:
+        entry.marks |= {mark(reader.kind, each) for each in words}
 
 
 def separate(text: str) -> str:

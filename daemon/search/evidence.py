@@ -34,6 +34,11 @@ WEIGHTS = {"labels": 2.0, "looks": 1.0, "models": 1.0, "scores": 0.5}
 DIGEST, STAMP = "digest", "stamp"
 KINDS: Mapping[str, Any] = {DIGEST: np.uint64, STAMP: np.uint32}
 NAMES = tuple(":".join(key) for key in MEASURES)
+ORDERS: dict[str, tuple[str, ...]] = {}  # by name, which of NAMES it looks at
+for signal, stage in MEASURES:
+    for given in ((), (signal,), (stage,), (signal, stage), (stage, signal)):
+        order = ":".join(("disagreement", *given))
+        ORDERS[order] = (*ORDERS.get(order, ()), f"{signal}:{stage}")
 OF_LABELS = tuple(name for name in NAMES if name.startswith("labels:"))
 SENTENCES = {
     "labels": "people and answers differ: {}, {:.2f}",
@@ -66,15 +71,7 @@ class Evidence(NamedTuple):
 def parse_order(order: str) -> tuple[str, ...] | None:
     """Names of columns for "disagreement", "disagreement:labels", "disagreement:yolo", "disagreement:labels:yolo". None if
     there is no such order."""
-    first, *given = order.split(":")
-    signals, stages = [each for each in given if each in SIGNALS], [each for each in given if each in STAGES]
-    if (
-        first != "disagreement"
-        or len(given) != len(signals) + len(stages)
-        or max(len(signals), len(stages)) > 1
-    ):
-        return None
-    return tuple(":".join(key) for key in MEASURES if {*signals, *stages} <= {*key}) or None
+    return ORDERS.get(order)
 
 
 def list_orders() -> list[str]:

@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import takewhile
 from typing import NamedTuple
 
 from daemon.search.entries import UNSPACED, separate
@@ -56,11 +57,7 @@ def excerpt(parts: Sequence[Part], most: int) -> list[Part]:
     length = sum(len(part.text) for part in parts)
     if length <= most:
         return [*parts]
-    first = 0
-    for part in parts:
-        if part.is_match:
-            break
-        first += len(part.text)
+    first = sum(len(part.text) for part in takewhile(lambda part: not part.is_match, parts))
     start = 0 if first >= length else max(0, min(first - BEFORE, length - most + 1))
     end = start + most - 1
     end -= bool(start) and end < length  # for the second sign that something is left out
@@ -86,10 +83,10 @@ def _expression(term: Term) -> str:
     words = [match[0] for match in WORDS.finditer(separate(folded))]
     if not words or len(words) > MOST_WORDS:
         return ""
-    rest = f"{LETTER}*" if term.prefix else ""
-    ends = ["" if UNSPACED.match(word) else f"(?!{LETTER})" for word in words]
-    begins = ["" if UNSPACED.match(word) else f"(?<!{LETTER})" for word in words]
-    ends[-1] = rest or ends[-1]
+    alone = (f"(?<!{LETTER})", f"(?!{LETTER})")  # not inside a longer word
+    edges = [("", "") if UNSPACED.match(word) else alone for word in words]
+    if term.prefix:
+        edges[-1] = (edges[-1][0], f"{LETTER}*")
     return r"[\W_]*".join(
-        f"{begin}{re.escape(word)}{end}" for begin, word, end in zip(begins, words, ends, strict=True)
+        f"{begin}{re.escape(word)}{end}" for (begin, end), word in zip(edges, words, strict=True)
     )

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from daemon.ledger.record import Record
     from daemon.monitoring.series import Series
 
-ANY_DAY = "2000-01-01"
 MOST_WAITS = 256  # requests that wait for results at once; more are answered without
 LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.02, 0.5  # between two looks whether an image has ended
 Answer = Callable[[Request], Awaitable[Response]]
@@ -138,10 +137,8 @@ class Api:
             _one_of(request, "by", ORDERS)
             _one_of(request, "state", ("done", "failed"))
             for name in DATES:
-                if not re.fullmatch(DAY, request.query_params.get(name, ANY_DAY)):
-                    raise HTTPException(400, f"{name} must be a day, for example 2026-11-23.")
-            if not re.fullmatch(NEAR_DUPLICATES, request.query_params.get("group", "best")):
-                raise HTTPException(400, "group must be best, others, or the number of an image.")
+                _refuse_unfit(request, name, DAY, "a day, for example 2026-11-23")
+            _refuse_unfit(request, "group", NEAR_DUPLICATES, "best, others, or the number of an image")
             most, with_record = _most_in(request), _wants_records(request)
             found = await run_sync(find_images, self._searcher, asked, most, True)
         except QueryError as error:
@@ -150,15 +147,13 @@ class Api:
             raise HTTPException(409, str(error)) from error
         if asked.bin and not found.hits:
             await run_sync(refuse_unknown_bin, self._reader, asked)
-        records = await run_sync(self._reader.find_numbers, [hit.image for hit in found.hits])
         hits = {hit.image: hit for hit in found.hits}
+        records = await run_sync(self._reader.find_numbers, list(hits))
         images = [
-            hit.document() | self._image_of(record, with_record=with_record)
-            for record in records
-            for hit in [hits[record.id]]
+            hits[record.id].document() | self._image_of(record, with_record=with_record) for record in records
         ]
         here = asked.values() | {"cursor": found.following, "limit": most if most != IMAGES else 0}
-        here["records"] = "" if with_record else "false"
+        here["records"] = "false" * (not with_record)
         following = self._address("/api/search", **here) if found.following else None
         return answer_json({"images": images, "following": following, "problem": found.problem})
 
@@ -220,7 +215,9 @@ class Api:
                 for path in missing:
                     if record := await run_sync(find_file, self._reader, inbox.root, path):
                         found[path] = record
-                missing = [path for path in paths if path not in found or _is_pending(found[path])]
+                missing = [
+                    path for path in paths if path not in found or found[path].status is JobStatus.PENDING
+                ]
                 if not missing or self._waits > MOST_WAITS or time.monotonic() + pause > deadline:
                     return found
                 await anyio.sleep(pause)
@@ -243,10 +240,6 @@ def _route(path: str, answer: Answer, *methods: str) -> Route:
 def path_of(inbox: Inbox, path: bytes) -> str:
     """In the folder of results."""
     return "/".join(filter(None, (inbox.name, os.fsdecode(path))))
-
-
-def _is_pending(record: Record) -> bool:
-    return record.status is JobStatus.PENDING
 
 
 def _is_there(inbox: Inbox, path: bytes) -> bool:
@@ -287,6 +280,12 @@ def _seconds_in(request: Request) -> float:
 
 def _wants_records(request: Request) -> bool:
     return _one_of(request, "records", ("true", "false")) != "false"
+
+
+def _refuse_unfit(request: Request, name: str, pattern: str, wanted: str) -> None:
+    given = request.query_params.get(name)
+    if given is not None and not re.fullmatch(pattern, given):
+        raise HTTPException(400, f"{name} must be {wanted}.")
 
 
 def _one_of(request: Request, name: str, choices: Sequence[str]) -> str:

@@ -81,6 +81,11 @@ class Asked(msgspec.Struct, frozen=True):
         return By(self.by) if self.by != "newest" and self.query().sentence else None
 
     @property
+    def has_days(self) -> bool:
+        """Whether the images of a day come together."""
+        return not self.ranking and self.state not in UNPUBLISHED
+
+    @property
     def order_words(self) -> str:
         if self.ranking is By.disagreement:
             return "what disagrees most first"

@@ -134,7 +134,7 @@ class Uploads:
         except ImageError as error:
             if error.reason is Reason.EMPTY:
                 raise UploadRefused(400, _problem(files, error.detail)) from None
-            hint = f" {HOW_TO_SEND}" if _type_of(request)[0] == URLENCODED else ""
+            hint = f" {HOW_TO_SEND}" * (_type_of(request)[0] == URLENCODED)
             raise UploadRefused(415, _problem(files, error.detail) + hint) from None
         except NameTaken as error:
             raise UploadRefused(409, str(error)) from None

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,7 +21,7 @@ from daemon.core.errors import NotPrinted, ReaderGone
 from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus
 from daemon.core.labels import Kind, Label, Value
-from daemon.monitoring.notices import list_notices
+from daemon.monitoring.notices import list_notices, notices_of
 from daemon.system.log import escape, is_json
 from stages.blip.descriptor import BLIP
 from stages.contract.binning import describe
@@ -109,10 +110,40 @@ def print_error(sentence: str) -> None:
     structlog.get_logger().error(sentence)
 
 
-def print_finding(grade: str, text: str) -> None:
-    """Print a finding of a check. grade: "ok", "warning" or "error"."""
-    color = {"ok": "green", "warning": "yellow", "error": "red"}[grade]
-    console.print(f"[{color}]{grade:8}[/{color}]{printable(text)}")
+def print_warning(text: str) -> None:
+    """Print a sentence in yellow on standard error, unless it is empty."""
+    if text:
+        errors.print(f"[yellow]{printable(text)}[/yellow]")
+
+
+def print_sentences(*texts: str) -> None:
+    """Print those that are not empty, each on a line."""
+    for text in filter(None, texts):
+        console.print(printable(text))
+
+
+def print_cut(
+    noun: str, limit: int, which: str = "first", shown: tuple[str, str] = ("shown", "shows")
+) -> None:
+    """Print that there are more than the `limit` ones that are shown."""
+    are = f"{noun} is" if limit == 1 else f"{limit:,} {noun}s are"
+    errors.print(f"Only the {which} {are} {shown[0]}; --limit N {shown[1]} more.")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    grade: str  # "ok", "warning" or "error"
+    text: str
+
+
+def graded(grade: str, texts: Iterable[str]) -> Iterator[Finding]:
+    return (Finding(grade, text) for text in texts)
+
+
+def print_finding(finding: Finding) -> None:
+    """Print a finding of a check."""
+    color = {"ok": "green", "warning": "yellow", "error": "red"}[finding.grade]
+    console.print(f"[{color}]{finding.grade:8}[/{color}]{printable(finding.text)}")
 
 
 def print_json(content: object) -> None:
@@ -196,9 +227,7 @@ def print_sinks(snapshot: Snapshot) -> None:
     )
     print_found(("sink", "records behind", "last success"), rows)
     if not snapshot.running and any(sink.behind for sink in snapshot.sinks if sink.configured):
-        console.print(
-            f"The next `{printable(command('run'))}` delivers the missing records, or logs why it cannot."
-        )
+        print_sentences(f"The next `{command('run')}` delivers the missing records, or logs why it cannot.")
 
 
 def print_looks(snapshot: Snapshot) -> None:
@@ -228,7 +257,7 @@ def show_record(record: Record) -> None:
         + (f", one of {record.pages:,} pages or frames" if record.pages > 1 else "")
     )
     console.print(f"inbox  {printable(os.fsdecode(record.inbox_path))}")
-    for line in list_notices((model.stage, model.notice) for model in record.models):
+    for line in list_notices(notices_of([record])):
         console.print(f"[yellow]{printable(line)}[/yellow]")
     if record.status is not JobStatus.DONE:
         reason = ": ".join(filter(None, (record.reason, record.detail)))
@@ -318,8 +347,7 @@ def print_outcomes(outcomes: Counter[JobStatus], progress: Progress, config: Con
         f"{', '.join(ends)} in {seconds:.1f} s, {rate:,.1f} images/s; results are in {printable(config.output.results)}"
     )
     print_notices(progress.notices.items())
-    if progress.outdated:
-        console.print(printable(progress.outdated))
+    print_sentences(progress.outdated)
     if outcomes[JobStatus.FAILED]:
         print_failed_hint()
 
@@ -335,7 +363,7 @@ def print_trial(left: int, limit: int) -> None:
 def print_notices(pairs: Iterable[tuple[str, str]]) -> None:
     """Print notices on stderr, so that piped output stays as it is. pairs: of stage and notice."""
     for line in list_notices(pairs):
-        errors.print(f"[yellow]Note: {printable(line)}.[/yellow]")
+        print_warning(f"Note: {line}.")
 
 
 def print_put_back(images: int, asked: int, *, is_running: bool) -> None:
@@ -357,14 +385,11 @@ def print_older_settings() -> None:
 
 def print_unread(snapshot: Snapshot) -> None:
     """Print the folders in inboxes that cannot be read."""
-    for line in snapshot.unread:
-        console.print(f"cannot be read: {printable(line)}")
+    print_sentences(*(f"cannot be read: {line}" for line in snapshot.unread))
     if more := snapshot.unread_folders - len(snapshot.unread):
         console.print(f"and {more:,} more")
 
 
 def print_failed_hint() -> None:
     """Print the command that lists failed images with their reasons."""
-    console.print(
-        f"`{printable(command('list', '--status', 'failed'))}` lists the failed images with their reasons."
-    )
+    print_sentences(f"`{command('list', '--status', 'failed')}` lists the failed images with their reasons.")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -22,62 +21,38 @@ if TYPE_CHECKING:
 IMAGE_HELP = "Path, path within the inbox, file name, or number as `visiond list` prints it."
 
 
-def flag(*names: str, help: str, panel: str | None = None) -> Any:
-    """An option without a value. Typer would print its type, <bool>."""
-    return typer.Option(*names, metavar="", help=help, rich_help_panel=panel)
+def flag(names: str, help: str) -> Any:
+    """An option without a value; names: such as "--yes -y". Typer would print its type, <bool>."""
+    return typer.Option(*names.split(), metavar="", help=help)
 
 
-def option(
-    *names: str,
-    metavar: str,
-    help: str,
-    panel: str | None = None,
-    min: float | None = None,
-    max: float | None = None,
-) -> Any:
-    """An option with a value."""
-    return typer.Option(*names, metavar=metavar, help=help, min=min, max=max, rich_help_panel=panel)
+def option(form: str, help: str, *, panel: str | None = None, **limits: Any) -> Any:
+    """An option with a value. form: as people type it, such as "--limit -n N". limits: as of typer.Option."""
+    *names, metavar = form.split()
+    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=panel, **limits)
 
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option(
-        "--config",
-        "-c",
-        metavar="FILE",
-        help="Configuration file. Default: daemon.toml in the current folder, if it exists.",
+    option(
+        "--config -c FILE",
+        "Configuration file. Default: daemon.toml in the current folder, if it exists.",
         envvar=VARIABLE,
     ),
 ]
 ForceOption = Annotated[
-    bool, flag("--force", help="Replace FILE if it is empty or looks like one that this command made.")
+    bool, flag("--force", "Replace FILE if it is empty or looks like one that this command made.")
 ]
 LEAST_NEAR, MOST_NEAR = 0.5, 0.999  # equal embeddings in half precision may have a cosine below 1
 NEAR = {"clip": 0.95, "hash": 0.8}  # by stage; hashes with at most 6 of 64 bits that differ
-JsonOption = Annotated[bool, flag("--json", help="Print JSON.")]
-WandbOption = Annotated[bool, flag("--wandb", help="Also send the figures to Weights & Biases.")]
+JsonOption = Annotated[bool, flag("--json", "Print JSON.")]
+WandbOption = Annotated[bool, flag("--wandb", "Also send the figures to Weights & Biases.")]
 
 # Of `visiond export`
-
-
-class Format(StrEnum):
-    csv = "csv"
-    jsonl = "jsonl"
-    parquet = "parquet"
-    lance = "lance"
-    coco = "coco"
-    yolo = "yolo"
-    label_studio = "label-studio"
-    cvat = "cvat"
-    huggingface = "huggingface"
-    webdataset = "webdataset"
-    captions = "captions"
-    hocr = "hocr"
-    alto = "alto"
-    xmp = "xmp"
-    xmp_adobe = "xmp-adobe"
-
-
+Format = Literal[
+    "csv", "jsonl", "parquet", "lance", "coco", "yolo", "label-studio", "cvat", "huggingface", "webdataset", "captions", "hocr",
+    "alto", "xmp", "xmp-adobe",
+]  # fmt: skip
 FormatOption = Annotated[
     Format | None,
     typer.Option("--format", "-f", help="Default: taken from the suffix of FILE; csv for standard output."),
@@ -87,55 +62,50 @@ ModelsOption = Annotated[
     bool,
     flag(
         "--models",
-        help="A column for each stage with the fingerprint of its model; beside CSV a second file, NAME.models.csv, says what "
+        "A column for each stage with the fingerprint of its model; beside CSV a second file, NAME.models.csv, says what "
         "each model is. Parquet says it in its metadata, Lance in visiond.json.",
     ),
 ]
 Float16Option = Annotated[
-    bool, flag("--float16", help="Embeddings of Parquet and Lance in half precision, as the ledger has them.")
+    bool, flag("--float16", "Embeddings of Parquet and Lance in half precision, as the ledger has them.")
 ]
 BomOption = Annotated[
-    bool, flag("--bom", help="Begin CSV with a byte order mark, without which Excel misreads letters.")
+    bool, flag("--bom", "Begin CSV with a byte order mark, without which Excel misreads letters.")
 ]
 WhereOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--where",
-        metavar="CONDITION",
-        help='Only images for which this condition of SQL on the columns is true, for example "object_count > 2". Several '
+    option(
+        "--where CONDITION",
+        'Only images for which this condition of SQL on the columns is true, for example "object_count > 2". Several '
         "must all be true.",
     ),
 ]
 SampleOption = Annotated[
-    int | None,
-    typer.Option("--sample", metavar="N", min=1, help="Only N images, evenly at random.", show_default=False),
+    int | None, option("--sample N", "Only N images, evenly at random.", min=1, show_default=False)
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Of --sample: another number, other images.")]
 BinOption = Annotated[
-    list[str] | None,
-    typer.Option("--bin", metavar="BIN", help="Only images of this bin. Several: of any of them."),
+    list[str] | None, option("--bin BIN", "Only images of this bin. Several: of any of them.")
 ]
 RatioOption = Annotated[
     str,
-    typer.Option(
-        "--ratio",
-        metavar="SHARES",
-        help="Share of each bin, for example A=0.4,B=0.4,C=0.2. Exports as many images as these shares allow.",
+    option(
+        "--ratio SHARES",
+        "Share of each bin, for example A=0.4,B=0.4,C=0.2. Exports as many images as these shares allow.",
     ),
 ]
 UniqueOption = Annotated[
     bool,
     flag(
         "--unique",
-        help="Of files with equal bytes only the oldest; with --near, of near-duplicates only the best.",
+        "Of files with equal bytes only the oldest; with --near, of near-duplicates only the best.",
     ),
 ]
 NearOption = Annotated[
     str,
     option(
-        "--near",
-        metavar="NEARNESS",
-        help="Two columns: the best of the chosen images that each one is so near to (0.95 or hash:0.8, for example), and how "
+        "--near NEARNESS",
+        "Two columns: the best of the chosen images that each one is so near to (0.95 or hash:0.8, for example), and how "
         "near; see `visiond duplicates`.",
     ),
 ]
@@ -143,23 +113,19 @@ LabelsOption = Annotated[
     bool,
     flag(
         "--labels",
-        help="What people say too (`visiond labels`): a column or a key labels; in data sets in the place of the answers.",
+        "What people say too (`visiond labels`): a column or a key labels; in data sets in the place of the answers.",
     ),
 ]
 OrderOption = Annotated[
     str,
     option(
-        "--order",
-        metavar="ORDER",
-        help="disagreement: what a person should look at first comes first; also disagreement:labels:yolo and the like, see "
+        "--order ORDER",
+        "disagreement: what a person should look at first comes first; also disagreement:labels:yolo and the like, see "
         "`visiond search`. Images in which nothing disagrees are left out.",
     ),
 ]
 LimitOption = Annotated[
-    int | None,
-    typer.Option(
-        "--limit", "-n", metavar="N", min=1, help="With --order: only the first N.", show_default=False
-    ),
+    int | None, option("--limit -n N", "With --order: only the first N.", min=1, show_default=False)
 ]
 
 
@@ -186,12 +152,14 @@ def read_changes(model: str, changes: Sequence[str]) -> dict[str, str]:
     """Settings of a stage by their keys, from --model and --set. Raises WrongArgument."""
     from daemon.core.errors import WrongArgument
 
-    pairs = [change.partition("=") for change in changes]
-    if wrong := [key for key, equals, _ in pairs if not key or not equals]:
-        raise WrongArgument(
-            f"--set {wrong[0]} has no value; write --set KEY=VALUE, for example --set dtype=float32."
-        )
-    named = {key.strip(): value.strip() for key, _, value in pairs}
+    named = {}
+    for change in changes:
+        key, equals, value = change.partition("=")
+        if not key or not equals:
+            raise WrongArgument(
+                f"--set {key} has no value; write --set KEY=VALUE, for example --set dtype=float32."
+            )
+        named[key.strip()] = value.strip()
     if model:  # a path is seen from here, and not from the folder of the configuration
         named["model"] = os.path.abspath(model) if "/" in model and os.path.exists(model) else model
     if not named:
@@ -248,7 +216,7 @@ def read_roughly(path: Path | None) -> tuple[Config, ConfigError | None]:
 def read_config_to_look(path: Path | None) -> Config:
     """As read_config, for commands that only look. A problem of the configuration is a line on stderr: a daemon
     that runs goes on with the configuration that it had."""
-    from daemon.terminal.display import errors, printable
+    from daemon.terminal.display import print_warning
 
     config, problem = read_roughly(path)
     if problem:
@@ -256,16 +224,15 @@ def read_config_to_look(path: Path | None) -> Config:
         more = f" (and {quantity(len(lines) - 1, 'other problem')})" if lines[1:] else ""
         rest = f"This command leaves that part out; `{command('check')}` lists all problems."
         first = f"{lines[0].rstrip('.')}{more}"
-        sentence = first if first.endswith("?") else f"{first}."
-        errors.print(f"[yellow]Warning: {printable(f'{sentence} {rest}')}[/yellow]")
+        print_warning(f"Warning: {first}{'' if first.endswith('?') else '.'} {rest}")
     return config
 
 
 def _warn(sentence: str) -> None:
-    from daemon.terminal.display import errors, printable
+    from daemon.terminal.display import print_warning
 
     until_then = "Until then, commands that need it are refused, such as `run` and `redo`."
-    errors.print(f"[yellow]Warning: {printable(sentence)} {until_then}[/yellow]")
+    print_warning(f"Warning: {sentence} {until_then}")
 
 
 def parse_near(text: str) -> tuple[str, float]:

@@ -23,16 +23,14 @@ Thing = TypeVar("Thing")
 class Progress:
     """Progress over a number of things that is known from the start or grows."""
 
-    def __init__(
-        self, unit: str, total: int | None = None, *, shown: bool = True, after: float = 0.0
-    ) -> None:
+    def __init__(self, unit: str, total: int | None = None, *, after: float = 0.0) -> None:
         """after: seconds for which there is no bar yet."""
         self._unit = unit
         self._total = total
         self._started = self._lined_at = time.monotonic()
         self._waited_at = 0.0
         self._bar: rich.progress.Progress | None = None
-        if shown and sys.stderr.isatty():
+        if sys.stderr.isatty():
             self._bar = rich.progress.Progress(
                 rich.progress.BarColumn(),
                 rich.progress.MofNCompleteColumn(),
@@ -42,7 +40,6 @@ class Progress:
             )
             self._task = self._bar.add_task(unit, total=total, rate="")
         self._bar_at = time.monotonic() + after
-        self._shown = shown
         self._loading = ""  # the last line about it
         self.notices: dict[str, str] = {}  # of the daemon's stages, from its last snapshot
         self.outdated = ""  # a sentence about results of earlier models, from its last snapshot
@@ -73,10 +70,15 @@ class Progress:
         if self._bar and now - self._waited_at >= WAIT_SECONDS:
             self._waited_at = now
             self._draw(total=None, rate=f"{sentence}, {self.seconds:.0f} s")
-        elif self._shown and not self._bar and now - self._lined_at >= LINE_SECONDS:
-            self._lined_at = now
-            print_line(f"{sentence}, {self.seconds:.0f} s")
+        elif not self._bar:
+            self._print(f"{sentence}, {self.seconds:.0f} s")
         return True
+
+    def _print(self, line: str) -> None:
+        """Unless there was one a moment ago."""
+        if time.monotonic() - self._lined_at >= LINE_SECONDS:
+            self._lined_at = time.monotonic()
+            print_line(line)
 
     def track(self, things: Iterable[Thing]) -> Iterator[Thing]:
         """The same things, each counted when the next one is asked for."""
@@ -92,11 +94,10 @@ class Progress:
         note = f", {note}" if note else ""
         if self._bar:
             self._draw(completed=done, total=total, rate=f"{rate:,.1f} {self._unit}/s{note}")
-        elif self._shown and time.monotonic() - self._lined_at >= LINE_SECONDS:
-            self._lined_at = time.monotonic()
+        else:
             of = f" of {total:,}" if total else ""
             left = f", {(total - done) / rate:.0f} s to go" if total and rate else ""
-            print_line(f"{done:,}{of} {self._unit}, {rate:,.1f}/s{left}{note}")
+            self._print(f"{done:,}{of} {self._unit}, {rate:,.1f}/s{left}{note}")
 
     def show(self, snapshot: Snapshot) -> None:
         """Show the daemon's progress since it started."""
@@ -120,7 +121,7 @@ class Progress:
         takes seconds to minutes, which do not count for the rate."""
         if self._bar:
             self._draw(total=waiting or None, rate=sentence)
-        elif self._shown and sentence != self._loading:
+        elif sentence != self._loading:
             print_line(sentence)
         self._loading = sentence
         self._started = time.monotonic()

@@ -170,7 +170,7 @@ def picture(view: Observation) -> RenderableType:
 def _parts(view: Observation) -> Iterator[RenderableType]:
     now = view.snapshot
     yield _headline(view)
-    if now.running and not view.absence and now.left_in_this_run:
+    if not view.absence and now.left_in_this_run:
         yield _bar(now)
     for problem in _problems(now):
         yield Text.from_markup(f"[yellow]{printable(problem)}[/yellow]")

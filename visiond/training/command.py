@@ -16,7 +16,7 @@ from daemon.core.errors import MissingLibrary, NotWritable, WrongArgument
 from daemon.core.hints import command, quantity
 from daemon.system.gpus import Gpu, list_gpus
 from daemon.system.signals import INTERRUPTED
-from daemon.terminal.display import errors, printable
+from daemon.terminal.display import errors, print_warning, printable
 from daemon.terminal.options import ConfigOption, WandbOption, check_trackers, flag, option, read_config
 from daemon.terminal.progress import LATE_SECONDS, Progress
 
@@ -87,47 +87,33 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return self.out.with_name(f"{self.out.name}-work")
 
 
-OutOption = Annotated[Path, option("--out", metavar="DIR", help="The folder of the trained model.")]
+OutOption = Annotated[Path, option("--out DIR", "The folder of the trained model.")]
 BaseOption = Annotated[
-    str,
-    option("--base", metavar="MODEL", help="A name of `visiond models list`, or a folder, to begin with."),
+    str, option("--base MODEL", "A name of `visiond models list`, or a folder, to begin with.")
 ]
-LabelsOption = Annotated[
-    Path | None, option("--labels", metavar="FILE", help="Labels that were not imported.")
-]
+LabelsOption = Annotated[Path | None, option("--labels FILE", "Labels that were not imported.")]
 ImagesOption = Annotated[
-    Path | None,
-    option("--images", metavar="FOLDER", help="Where the names in FILE start from. Default: its folder."),
+    Path | None, option("--images FOLDER", "Where the names in FILE start from. Default: its folder.")
 ]
-HeadOption = Annotated[bool, flag("--head-only", help="Leave the rest of the model as it is.")]
-FlipOption = Annotated[
-    bool, flag("--flip", help="Mirror half of the images: not where left and right differ.")
-]
-EpochsOption = Annotated[float | None, option("--epochs", metavar="N", help="How often all images are seen.")]
-BatchOption = Annotated[
-    int | None, option("--batch", metavar="N", help="Images of a step, on all GPUs together.", min=1)
-]
-RateOption = Annotated[
-    float | None, option("--learning-rate", metavar="X", help="The highest one; it rises and falls.")
-]
-HeldOutOption = Annotated[
-    float, option("--held-out", metavar="SHARE", help="Of the images, for the scores.", min=0, max=1)
-]
-GpusOption = Annotated[str, option("--gpus", metavar="LIST", help="Such as 0,2. Default: all.")]
-ProcessesOption = Annotated[int, option("--processes", metavar="N", help="On a machine without GPUs.", min=1)]
-PrecisionOption = Annotated[
-    Precision, option("--precision", metavar="TYPE", help="bf16, fp16, fp32 or auto.")
-]
-SavingOption = Annotated[bool, flag("--gradient-checkpointing", help="Need less memory and more time.")]
-SeedOption = Annotated[int, option("--seed", metavar="N", help="Of all random choices.")]
+HeadOption = Annotated[bool, flag("--head-only", "Leave the rest of the model as it is.")]
+FlipOption = Annotated[bool, flag("--flip", "Mirror half of the images: not where left and right differ.")]
+EpochsOption = Annotated[float | None, option("--epochs N", "How often all images are seen.")]
+BatchOption = Annotated[int | None, option("--batch N", "Images of a step, on all GPUs together.", min=1)]
+RateOption = Annotated[float | None, option("--learning-rate X", "The highest one; it rises and falls.")]
+HeldOutOption = Annotated[float, option("--held-out SHARE", "Of the images, for the scores.", min=0, max=1)]
+GpusOption = Annotated[str, option("--gpus LIST", "Such as 0,2. Default: all.")]
+ProcessesOption = Annotated[int, option("--processes N", "On a machine without GPUs.", min=1)]
+PrecisionOption = Annotated[Precision, option("--precision TYPE", "bf16, fp16, fp32 or auto.")]
+SavingOption = Annotated[bool, flag("--gradient-checkpointing", "Need less memory and more time.")]
+SeedOption = Annotated[int, option("--seed N", "Of all random choices.")]
 DeterministicOption = Annotated[
-    bool, flag("--deterministic", help="The same weights in every run, on GPUs too; slower.")
+    bool, flag("--deterministic", "The same weights in every run, on GPUs too; slower.")
 ]
-BoardOption = Annotated[bool, flag("--tensorboard", help="Also write its files, into DIR-work.")]
-ResumeOption = Annotated[bool, flag("--resume", help="Continue, with the same labels and options.")]
-ForceOption = Annotated[bool, flag("--force", help="Replace DIR if a training made it.")]
+BoardOption = Annotated[bool, flag("--tensorboard", "Also write its files, into DIR-work.")]
+ResumeOption = Annotated[bool, flag("--resume", "Continue, with the same labels and options.")]
+ForceOption = Annotated[bool, flag("--force", "Replace DIR if a training made it.")]
 PrepareOption = Annotated[
-    bool, flag("--prepare", help="Only write DIR-work/job.json, for torchrun on several hosts.")
+    bool, flag("--prepare", "Only write DIR-work/job.json, for torchrun on several hosts.")
 ]
 
 
@@ -292,7 +278,7 @@ def find_data(task: Task, options: Options, config: Config) -> Data:
         with open_reader(config) as reader:
             data = read_store(LabelStore(config.state.path), reader, KINDS[task], options.held_out)
     for why, number in data.left_out.items():
-        errors.print(f"[yellow]{printable(f'Left out: {why} ({number:,}).')}[/yellow]")
+        print_warning(f"Left out: {why} ({number:,}).")
     check(data)
     return data
 

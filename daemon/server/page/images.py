@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 from daemon.config.loading import Config
 from daemon.core.errors import VisiondError
 from daemon.core.jobs import JobStatus
-from daemon.monitoring.notices import list_notices
+from daemon.monitoring.notices import list_notices, notices_of
 from daemon.search.duplicates import read_group_of
 from daemon.search.index import SearchUnusable
 from daemon.search.query import UNPUBLISHED, Query, QueryError
@@ -72,17 +72,17 @@ class Images:
 
     async def gallery(self, request: Request) -> Response:
         """All images that fit, newest or best first. htmx asks for what follows, without the rest of the page."""
-        asked, query, problem, found = Asked(), Query(), "", Found()
+        asked, query, found, is_refused = Asked(), Query(), Found(), False
         try:
             asked = Asked.of(request)
             query = asked.query()
             found = await run_sync(find_images, self._searcher, asked, SHOWN)
         except (QueryError, SearchUnusable) as error:
-            problem = str(error)
+            found, is_refused = Found(problem=str(error)), True
         records, views = await self._views(found, query)
         behind, about = await run_sync(self._searcher.behind), await run_sync(self._searcher.index.about)
         here = asked.values()
-        has_days = not problem and not asked.ranking and asked.state not in UNPUBLISHED
+        has_days = not is_refused and asked.has_days
         following = {"cursor": found.following, "day": views[-1].day if views and has_days else ""}
         values = {
             "asked": asked,
@@ -94,12 +94,12 @@ class Images:
             "has_results": asked.state not in UNPUBLISHED,
             "warming": found.is_warming and self._address("/", **here),
             "again": self._address("/images/again", **here | {"cursor": 0}),
-            "uncut": UNCUT if found.is_uncut else "",
+            "uncut": UNCUT * found.is_uncut,
             "most_downloaded": MOST,
             "newest": 0 if asked.cursor else about.place,
-            "problem": problem or found.problem,
-            "refused": bool(problem),
-            "notices": list_notices((model.stage, model.notice) for each in records for model in each.models),
+            "problem": found.problem,
+            "refused": is_refused,
+            "notices": list_notices(notices_of(records)),
             "is_part": _wants_cards(request),
         }
         if _wants_cards(request):
@@ -132,7 +132,7 @@ class Images:
             "group": await run_sync(self._count_group, record.id),
             "before": newer and self._address(f"/images/{newer}", **asked.values()),
             "after": older and self._address(f"/images/{older}", **asked.values()),
-            "notices": list_notices((model.stage, model.notice) for model in record.models),
+            "notices": list_notices(notices_of([record])),
         }
         return self._show(request, "image.html", values)
 

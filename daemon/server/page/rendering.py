@@ -37,11 +37,7 @@ class Renderer:
             lstrip_blocks=True,
             undefined=StrictUndefined,
         )
-        self._templates.globals |= {
-            "version": __version__,
-            "url": config.page.address,
-            "quantity": quantity,
-        }
+        self._templates.globals |= {"version": __version__, "url": config.page.address, "quantity": quantity}
         self._templates.filters |= {
             "milliseconds": milliseconds,
             "name_day": name_day,

@@ -25,11 +25,7 @@ class StatePage:
         self._show = renderer.show
 
     def routes(self) -> list[BaseRoute]:
-        return [
-            Route("/live", self.live),
-            Route("/state", self.state),
-            Route("/settings", self.settings),
-        ]
+        return [Route("/live", self.live), Route("/state", self.state), Route("/settings", self.settings)]
 
     async def live(self, request: Request) -> Response:
         """The line on top of each page, again every two seconds. `newest`: the last publication when the gallery was shown."""

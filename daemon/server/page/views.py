@@ -31,6 +31,7 @@ MOST_SCORES = 5  # of a classifier, on the page of an image
 TURNING = "\u202a-\u202e\u2066-\u2069"
 HIDDEN = re.compile(f"[\x00-\x1f\x7f-\x9f{TURNING}]")
 NOTHING = "–"
+NOT_LOOKED_FOR = Hit(0, 0)
 WITHOUT_RESULT = (JobStatus.PENDING, JobStatus.SKIPPED)
 
 
@@ -61,7 +62,7 @@ class View:
     width: int
     height: int
     digest: str
-    hit: Hit | None = None
+    hit: Hit = NOT_LOOKED_FOR
     terms: tuple[Term, ...] = ()
     caption: str = ""
     captions: str = ""  # of further captioners
@@ -99,24 +100,28 @@ class View:
     @property
     def why(self) -> str:
         """How it was found, as a sentence goes on after its name; empty if nothing was looked for."""
-        if self.hit and self.hit.evidence:
+        if self.hit.evidence:
             return self.hit.evidence.sentence
-        if not (self.hit and self.hit.by):
+        if not self.hit.by:
             return ""
         found = []
         if self.hit.by is not By.meaning:
-            names = {"captions": "further captions"} | ({"text": "reason"} if self.state == "failed" else {})
-            places = [
-                names.get(name, name)
-                for name in (*FIELDS, "folder", "captions")
-                if any(part.is_match for part in self.marked(name))
-            ]
+            places = self._places()
             found.append(f"has the words in its {' and '.join(places)}" if places else "has the words")
         if self.hit.score is not None:
             chance = self.hit.probability
             likely = "" if chance is None else f", probability {100 * chance:.3g} %"
             found.append(f"is near in meaning (nearness {self.hit.score:.2f}{likely})")
         return " and ".join(found)
+
+    def _places(self) -> list[str]:
+        """Where the words are that were looked for."""
+        names = {"captions": "further captions"} | ({"text": "reason"} if self.state == "failed" else {})
+        return [
+            names.get(name, name)
+            for name in (*FIELDS, "folder", "captions")
+            if any(part.is_match for part in self.marked(name))
+        ]
 
     @property
     def alt(self) -> str:
@@ -148,7 +153,7 @@ def view_digest(record: Record) -> str:
     return record.digest.hex()[:16]
 
 
-def view_of(record: Record, hit: Hit | None = None, terms: tuple[Term, ...] = ()) -> View:
+def view_of(record: Record, hit: Hit = NOT_LOOKED_FOR, terms: tuple[Term, ...] = ()) -> View:
     """An image without a result has as its text why that is."""
     document = document_of(record)
     ocr, objects, clip, caption = (document.get(name) or {} for name in ("ocr", "objects", "clip", "caption"))
@@ -211,18 +216,18 @@ def compare_looks(document: Mapping[str, Any]) -> list[Comparison]:
 
 def summarize(result: Mapping[str, Any] | None) -> str:
     """What a person reads in a stage's result, whichever stage it is of; of a plug-in's, all of it."""
-    if result is None:
-        return NOTHING
+    return NOTHING if result is None else _in_words(result) or NOTHING
+
+
+def _in_words(result: Mapping[str, Any]) -> str:
     if "lines" in result:
-        return text_of(result) or NOTHING
+        return text_of(result)
     if "detections" in result:
         counts = Counter(found["label"] for found in result["detections"])
-        return ", ".join(f"{count} × {label}" for label, count in counts.items()) or NOTHING
+        return ", ".join(f"{count} × {label}" for label, count in counts.items())
     if "tags" in result or "scores" in result:
-        return ", ".join(_say_labels(result)) or NOTHING
-    return (
-        str(result.get("text") or NOTHING) if "similarity" in result else msgspec.json.encode(result).decode()
-    )
+        return ", ".join(_say_labels(result))
+    return str(result.get("text") or "") if "similarity" in result else msgspec.json.encode(result).decode()
 
 
 def _say_labels(result: Mapping[str, Any]) -> list[str]:

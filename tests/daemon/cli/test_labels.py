@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from daemon.cli.tryouts import RuleFailed, try_rule
 from daemon.config.loading import Config, parse
+from daemon.models.tryouts import RuleFailed, try_rule
 from tests.stages import classifiers
 
 RULE = """def choose(record):

@@ -14,7 +14,8 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from rapidfuzz.distance import Levenshtein
 
-from daemon.comparison.changes import (
+from daemon.core.labels import Kind, Label, ObjectLabel
+from daemon.models.changes import (
     AnswerChange,
     compare_objects,
     compare_scores,
@@ -24,8 +25,7 @@ from daemon.comparison.changes import (
     measure_change,
     measure_error,
 )
-from daemon.comparison.page import describe_answer
-from daemon.core.labels import Kind, Label, ObjectLabel
+from daemon.models.comparison_page import describe_answer
 
 Objects = list[tuple[str, float, tuple[float, float, float, float]]]
 LABELS = ["dog", "cat"]

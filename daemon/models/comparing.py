@@ -7,18 +7,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
-from daemon.comparison.changes import (
-    LARGE,
-    AnswerChange,
-    estimate_share,
-    measure_change,
-    measure_error,
-)
-from daemon.comparison.running import SampleRun, run_stage
 from daemon.config.loading import Config
 from daemon.core.errors import NothingFound, WrongArgument
 from daemon.core.labels import STAGE_OF, LookUp
@@ -30,6 +22,8 @@ from daemon.ledger.records import Reader
 from daemon.ledger.statements import SQL
 from daemon.maintenance.keeping import Keep
 from daemon.maintenance.redo import attempt_of
+from daemon.models.changes import LARGE, AnswerChange, estimate_share, measure_change, measure_error
+from daemon.models.sampling import SampleRun, run_stage
 from daemon.results.choice import draw, find_records
 from daemon.results.judge import Judge
 
@@ -146,20 +140,11 @@ def compare(
     pairs = [_pair(record, stage, run, judge) for record in records if record.id in run.outputs]
     if not pairs:
         _explain_none(run)
-    others = Counter(
-        model.stage
-        for record in records
-        for model in record.models
-        if model.stage != stage and run.models.get(model.stage, model).fingerprint != model.fingerprint
-    )
     pairs.sort(key=lambda pair: (pair.change, pair.record.id), reverse=True)
     with LabelStore(config.state.path).lookup() as find:
         labelled = [*_hold_against_labels(pairs, stage, find)]
-    left = (
-        min(population, _count_left(reader, run.models[stage]))
-        if config.pipeline.reuse_results
-        else population
-    )
+    left = _count_left(config, reader, run.models[stage], population)
+    others = _count_others(records, stage, run)
     return ModelComparison(stage, population, pairs, stored, others, labelled, left, run)
 
 
@@ -184,11 +169,22 @@ def _explain_none(run: SampleRun) -> NoReturn:
     raise NothingFound(f"None of {run.failures.total()} images could be compared: {why}.")
 
 
-def _count_left(reader: Reader, model: Model) -> int:
-    """Contents with an answer of the stage of this model, but none of the model itself."""
+def _count_others(records: Iterable[Record], stage: str, run: SampleRun) -> Counter[str]:
+    """By other stage, how many of its answers are of another model than it has now."""
+    used = (model for record in records for model in record.models if model.stage != stage)
+    return Counter(
+        model.stage for model in used if run.models.get(model.stage, model).fingerprint != model.fingerprint
+    )
+
+
+def _count_left(config: Config, reader: Reader, model: Model, population: int) -> int:
+    """How many contents a redo computes: if results are reused, those with an answer of the stage of this model, but none of
+    the model itself."""
+    if not config.pipeline.reuse_results:
+        return population
     with reader.lend() as connection:
         [row] = connection.execute(SQL["count_left"], (model.stage, model.fingerprint))
-    return int(row[0])
+    return min(population, int(row[0]))
 
 
 def _pair(record: Record, stage: str, run: SampleRun, judge: Judge) -> Pair:

@@ -18,11 +18,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from daemon.comparison import running
-from daemon.comparison.changes import AnswerChange, estimate_share, measure_change
-from daemon.comparison.comparing import ModelComparison, Pair
-from daemon.comparison.running import SampleRun, count_joules, run_stage
-from daemon.comparison.verdict import Prices, describe, say_what_next
 from daemon.config.loading import load
 from daemon.config.state import lock_state
 from daemon.core.errors import NotAnswering, NoWorkersLeft
@@ -34,6 +29,11 @@ from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader, open_reader
 from daemon.maintenance import keeping
 from daemon.maintenance.keeping import GROUP, AnswerKeeper, ModelAnswers
+from daemon.models import sampling
+from daemon.models.changes import AnswerChange, estimate_share, measure_change
+from daemon.models.comparing import ModelComparison, Pair
+from daemon.models.sampling import SampleRun, count_joules, run_stage
+from daemon.models.verdict import Prices, describe, say_what_next
 from daemon.results import choice
 from daemon.results.choice import draw, find_records
 from daemon.server.answers import ANSWERS_BYTES
@@ -346,7 +346,7 @@ def test_a_stop_does_not_wait_for_a_mount_that_hangs(place: Place, monkeypatch: 
         answers.wait()
         raise FileNotFoundError
 
-    monkeypatch.setattr(running, "_read_source", read_source)
+    monkeypatch.setattr(sampling, "_read_source", read_source)
     place.configure({"stages": {"yolo": {"options": {"salt": 1}}}})
     settings = load(place.config)
     with open_reader(settings) as reader:
@@ -479,7 +479,7 @@ def test_energy_is_that_of_the_gpus_that_were_used_if_all_of_them_say_it(
     devices: list[str], joules: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus = [make_gpu(0, 5.0), make_gpu(1, 7.0), make_gpu(2, None)]
-    monkeypatch.setattr(running, "list_gpus", lambda: gpus)
+    monkeypatch.setattr(sampling, "list_gpus", lambda: gpus)
     assert count_joules(devices) == joules
 
 

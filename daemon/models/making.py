@@ -7,10 +7,10 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from daemon.cli.tryouts import try_stages
 from daemon.config.loading import parse
 from daemon.core.errors import ModelsUnusable, NotWritable
 from daemon.layout.layout import Layout, pack_errors
+from daemon.models.tryouts import try_stages
 from daemon.monitoring.notices import join_words
 from stages.contract.folders import replace_folder
 from stages.contract.manifest import MANIFEST, Manifest

@@ -145,7 +145,8 @@ def measure_error(kind: Kind, size: tuple[int, int], label: Label, answer: bytes
         return compare_objects(ImageAnswers({}, size, {kind: label}).objects, said.objects).amount
     if kind is Kind.TAGS:
         given, found = {str(tag).casefold() for tag in label.value}, {tag.casefold() for tag, _ in said.tags}
-        return 1 - 2 * len(given & found) / (len(given) + len(found)) if given or found else 0.0
+        total = len(given) + len(found)
+        return 1 - 2 * len(given & found) / total if total else 0.0
     if kind is Kind.CAPTION:
         given_captions = [str(each) for each in label.value] or [""]
         return min(compare_words(each, said.caption).amount for each in given_captions)

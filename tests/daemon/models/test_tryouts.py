@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from daemon.cli import check, tryouts
+from daemon.cli.check import examine
 from daemon.config.loading import load, parse
 from daemon.core.messages import Setup
 from daemon.layout.layout import Layout
+from daemon.models import examining, tryouts
 from daemon.workers.tryout import Tryout, draw_images, try_stage
 from stages.contract.base import Image, ImageError, Limits, Result, Stage, StageSpec
 from stages.images.images import inspect
@@ -109,9 +110,9 @@ def test_a_stage_that_works_only_on_images_of_one_size_is_a_warning(
     assert "equal size, but got (1280, 960) and (720, 960)" in tried.warning
     assert try_stage(setup, spec, [images[0], images[0]], [{}, {}]).warning == ""
     found = [Tryout("ocr", "cpu", warning=tried.warning, answers=tried.answers)]
-    monkeypatch.setattr(check, "try_stages", lambda _: found)
+    monkeypatch.setattr(examining, "try_stages", lambda _: found)
     place = Place(tmp_path)
-    findings = list(check.examine(load(place.config), place.config))
+    findings = list(examine(load(place.config), place.config))
     assert [
         finding.text for finding in findings if finding.grade == "warning" and "stage ocr" in finding.text
     ] == [f"stage ocr on cpu: {tried.warning}"]
@@ -167,7 +168,7 @@ def test_a_trial_runs_no_code_from_the_current_folder(
 
 
 def test_the_process_that_asks_loads_no_torch() -> None:
-    program = "import sys, daemon.cli.check, daemon.cli.making; print('torch' in sys.modules)"
+    program = "import sys, daemon.cli.check, daemon.models.making; print('torch' in sys.modules)"
     assert (
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
         == "False\n"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from daemon.cli import making
 from daemon.core.errors import ModelsUnusable, NotWritable
+from daemon.models import making
 from daemon.workers.tryout import Tryout
 from stages.contract.manifest import MANIFEST
 from stages.ocr.onnxfile import weight_files

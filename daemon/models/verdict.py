@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from daemon.comparison.changes import LARGE, describe_measure
-from daemon.comparison.comparing import ModelComparison
 from daemon.config.values import parse_toml
 from daemon.core.hints import command, quantity
 from daemon.labels.scoring import Estimate
+from daemon.models.changes import LARGE, describe_measure
+from daemon.models.comparing import ModelComparison
 
 MOST_LISTED = 50
 MOST_MOVES = 4  # from bin to bin, that are named

@@ -1,1 +1,0 @@
-"""A look before a redo: what another model would answer, held against what is stored."""
