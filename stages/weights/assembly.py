@@ -95,7 +95,8 @@ def choose_backends(
 
 def choose_backend(stage: str, source: Path, *, allow_pickle: bool) -> str:
     """Raises PackError if no backend takes the source."""
-    backends = registry.find_stage(stage).backends
+    described = registry.find_stage(stage)
+    backends = described.backends
     if stage == "yolo" and not source.is_dir():
         check_yolo(source, allow_pickle=allow_pickle)
         return next(iter(backends))
@@ -103,9 +104,8 @@ def choose_backend(stage: str, source: Path, *, allow_pickle: bool) -> str:
         backends["ppocr"].check(networks, allow_pickle=allow_pickle)
         return "ppocr"
     check_folder(stage, source)
-    known = {name: backend.models for name, backend in backends.items() if backend.models}
-    found = [name for name, models in known.items() if recognition.find_model(source, models)]
-    taken = known[found[0]] if found else [model for models in known.values() for model in models]
+    found = [name for name, backend in backends.items() if recognition.find_model(source, backend.models)]
+    taken = backends[found[0]].models if found else described.models
     recognition.check_transformers(taken, source, pickle=True)
     if not recognition.list_weights(source, pickle=True) and not allow_pickle:
         raise PackError(
