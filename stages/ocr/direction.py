@@ -58,7 +58,9 @@ DIGIT = re.compile(r"\d")
 AMOUNT = re.compile(r"\d[.,]\d\d(?!\d)")
 CJK_WORD, LATIN_WORD = 2.5, 7.0  # characters; a recognizer often leaves out the spaces of small print
 
-Scored = Sequence[tuple[Any, ...]]  # a text, its score, and what else is known of it
+Scored = Sequence[
+    tuple[str, float] | tuple[str, float, bool]
+]  # texts, their scores, and whether they were guessed
 Columns = Sequence[Sequence[str]]
 
 

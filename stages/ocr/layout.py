@@ -84,17 +84,15 @@ def order_lines(quads: Quads, texts: Sequence[str], turns: int = 0) -> list[int]
     if is_tall and direction.guess_turns(quads[[len(text) > 1 for text in texts]]):
         # Vertical Japanese: a line runs down, the next one is at its left.
         return order_lines(quads, texts, turns=1)
-    places = list(map(LinePlace, *edges, map(str.strip, texts), range(len(texts))))
-    places, margin = split_margin(
-        places, np.flatnonzero(bottom - top > VERTICAL_RATIO * (right - left)).tolist()
-    )
+    places, margin = split_margin(list(map(LinePlace, *edges, map(str.strip, texts), range(len(texts)))))
     em = max(median(place.height for place in places), 1.0)
     return [place.number for part in (places, margin) for place in order_region(part, em)]
 
 
-def split_margin(places: list[LinePlace], tall: Sequence[int]) -> tuple[list[LinePlace], list[LinePlace]]:
+def split_margin(places: list[LinePlace]) -> tuple[list[LinePlace], list[LinePlace]]:
     """The lines in rows, and those that run up or down, as a number in the margin does."""
-    margin = [places[i] for i in tall if len(places[i].text) > 2]
+    tall = [place for place in places if place.height > VERTICAL_RATIO * (place.right - place.left)]
+    margin = [place for place in tall if len(place.text) > 2]
     if not margin or len(margin) == len(places):
         return places, []
     return [place for place in places if place not in margin], margin
@@ -317,10 +315,8 @@ def are_columns(rows: Rows, columns: Rows, gutters: Sequence[float], shares: Sha
     if not all(are_beside for _, are_beside in shares) or min(map(len, columns)) < 2:
         return False
     has_holes = count_holes(rows, gutters) > max(1, HOLES * len(rows))
-    least = (
-        direction.PROSE if has_holes or len(rows) < max(FEW_ROWS, *map(len, columns)) else direction.PHRASE
-    )
-    return direction.are_text(list(map(texts_of, columns)), least)
+    is_prose = has_holes or len(rows) < max(FEW_ROWS, *map(len, columns))
+    return direction.are_text(list(map(texts_of, columns)), direction.PROSE if is_prose else direction.PHRASE)
 
 
 def count_holes(rows: Rows, gutters: Sequence[float]) -> int:
@@ -378,8 +374,7 @@ def are_pairs(pairs: Sequence[Rows]) -> bool:
 
 
 def order_row(row: Row, em: float) -> list[LinePlace]:
-    """The lines of one row from left to right; of a row that holds several, as a large letter beside small lines does,
-    each part by itself."""
+    """The lines of one row from left to right; of one with several, as a large letter beside small lines, part by part."""
     if len(row) == 1:
         return [*row]
     row = sorted(row, key=lambda place: (place.left, place.top, place.number))
@@ -393,13 +388,13 @@ def order_row(row: Row, em: float) -> list[LinePlace]:
 
 
 def trace_rows(places: Row, em: float) -> list[LinePlace]:
-    """Lines in rows that bend, as on a photographed page: each line goes on with the nearest one at its right end.
-    places: from left to right."""
+    """Lines, from left to right, in rows that bend, as in a photograph: each goes on with the nearest at its right end."""
     rows: list[list[LinePlace]] = []
     for place in places:
-        near = [row for row in rows if abs(row[-1].middle - place.middle) <= 0.6 * em]
-        if near:
-            min(near, key=lambda row: abs(row[-1].middle - place.middle)).append(place)
+        nearest = min(rows, key=lambda row: abs(row[-1].middle - place.middle), default=None)
+        if nearest and abs(nearest[-1].middle - place.middle) <= 0.6 * em:
+            nearest.append(place)
         else:
             rows.append([place])
-    return flatten(sorted(rows, key=lambda row: (middle_of(row), row[0].left)))
+    rows.sort(key=lambda row: (middle_of(row), row[0].left))
+    return flatten(rows)

@@ -4,6 +4,7 @@ processes, needs it too."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -33,6 +34,13 @@ class TrainerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     probe_from: int = 8  # examples
     trackers: tuple[str, ...] = ()  # of hardware.TRACKERS
     project: str = "visiond"  # the trackers' name for it
+
+
+class TrainingPlace(NamedTuple):
+    """Where a process runs. uuid: of a GPU; empty: on the CPU. name: what people call it."""
+
+    uuid: str
+    name: str
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -94,10 +94,7 @@ class Trainer:
         existing checkpoints are removed. score: called after each epoch, in all processes; the
         figures of the first one go into the log.
         """
-        last = find_checkpoint(self.folder) if resume else None
-        if not resume and self.accelerator.is_main_process:
-            # Otherwise a later resume would take them for this run's.
-            remove_folder(self.folder / CHECKPOINTS)
+        last = self._find_last(resume=resume)
         self._prepare(last)
         self._start_log(keep=last is not None)
         began, self.marked = time.monotonic() - self.elapsed, (self.schedule.step, time.monotonic())
@@ -112,10 +109,10 @@ class Trainer:
                 upcoming = self._take_step(upcoming, reader)
                 bar(self.schedule.progress)
                 self.elapsed = time.monotonic() - began
-                if self.schedule.step % self.settings.log_every == 0 or self.schedule.done:
+                if self._ends(self.settings.log_every):
                     self._keep_time()
                     self._write_log()
-                if score and (self.schedule.step % self.steps_per_epoch == 0 or self.schedule.done):
+                if score and self._ends(self.steps_per_epoch):
                     self._score(score)
                 if self._is_due():
                     self._save()
@@ -123,12 +120,24 @@ class Trainer:
             self._save()
             self.accelerator.end_training()
 
+    def _ends(self, steps: int) -> bool:
+        """Whether the last of so many steps was taken, or the last of all."""
+        return self.schedule.step % steps == 0 or self.schedule.done
+
     def _use_device(self) -> None:
         """Kernels of a thread run on its current device."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
     # Setting up.
+
+    def _find_last(self, *, resume: bool) -> Path | None:
+        """The last checkpoint, to resume from. Otherwise all are removed: a later resume would take them for this run's."""
+        if resume:
+            return find_checkpoint(self.folder)
+        if self.accelerator.is_main_process:
+            remove_folder(self.folder / CHECKPOINTS)
+        return None
 
     def _prepare(self, checkpoint: Path | None) -> None:
         """Set sizes, optimizer and schedule; from the checkpoint if there is one."""
