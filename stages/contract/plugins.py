@@ -12,7 +12,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -75,8 +75,9 @@ def gather(built_in: Iterable[Descriptor], named: Iterable[Descriptor] = ()) -> 
                 problems[entry.name] = explain_import(entry, sorted(imported))
         except Unfit as error:
             problems[entry.name] = f"{title(entry)} cannot be used: {error}."
-    stages = {name: stage for name, stage in stages.items() if not (name in optional and name in problems)}
-    stages |= {stage.name: stage for stage in sort_by_use(found)}
+    for name in optional.keys() & problems.keys():
+        del stages[name]
+    stages |= sort_by_use(found)
     for entry in entries:
         if entry.name in found and (unknown := [n for n in found[entry.name].uses if n not in stages]):
             known = problems.get(entry.name)
@@ -200,15 +201,16 @@ def is_struct(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def sort_by_use(found: Mapping[str, Descriptor]) -> Iterator[Descriptor]:
+def sort_by_use(found: Mapping[str, Descriptor]) -> dict[str, Descriptor]:
     """Each after those of them that it uses; two that use each other by name."""
-    left = dict(sorted(found.items()))
+    left, ordered = dict(sorted(found.items())), {}
     while left:
         ready = next(
             (name for name, stage in left.items() if not ({*stage.uses} & left.keys()) - {name}),
             next(iter(left)),
         )
-        yield left.pop(ready)
+        ordered[ready] = left.pop(ready)
+    return ordered
 
 
 def describe(entry: EntryPoint) -> str:

@@ -320,8 +320,8 @@ def primary_properties(data: memoryview) -> list[tuple[bytes, memoryview]]:
         raise ImageError(Reason.HEADER, "the file names no primary picture")
     item = struct.unpack_from(">H" if meta[b"pitm"][0] == 0 else ">I", meta[b"pitm"], 4)[0]
     properties = list(_boxes(table[b"ipco"]))
-    parts = [part for kind, part in _boxes(meta[b"iprp"]) if kind == b"ipma"]
-    numbers = next(filter(None, (_property_numbers(part, item) for part in parts)), [])
+    listed = (_property_numbers(part, item) for kind, part in _boxes(meta[b"iprp"]) if kind == b"ipma")
+    numbers = next(filter(None, listed), [])
     mine = [properties[number - 1] for number in numbers if 0 < number <= len(properties)]
     if b"ispe" not in dict(mine):
         raise ImageError(Reason.HEADER, "the primary picture states no size")

@@ -7,6 +7,7 @@ go through the network together. The tests compare boxes, classes and scores wit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 
 import numpy as np
 import torch
@@ -92,9 +93,8 @@ class YoloStage(Stage):
                     candidates = self._forward(pixels, [boxes[place] for place in batch])
                 for place, found in zip(batch, self._suppress(candidates), strict=True):
                     results[place] = self._describe(found, boxes[place], images[place])
-        for place, unknown in enumerate(self.familiarity.find_unfamiliar(images)):
-            if unknown:
-                results[place] = describe([], [], [], images[place])
+        for place in compress(range(len(images)), self.familiarity.find_unfamiliar(images)):
+            results[place] = describe([], [], [], images[place])
         return [results[place] for place in range(len(images))]
 
     def _forward(self, pixels: Sequence[Tensor], boxes: Sequence[Letterbox]) -> Tensor:
