@@ -98,6 +98,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         entry = self.stages.get(stage)
         return (entry.notice or self.notice) if entry else ""
 
+    def other_than(self, stage: str) -> str:
+        """The only stage that the pack has weights for, if that is another one; else empty."""
+        present = list(self.stages)
+        return present[0] if len(present) == 1 and present != [stage] else ""
+
 
 def read_manifest(path: Path) -> Manifest:
     """Read a manifest. Raises PackError if it cannot be used."""

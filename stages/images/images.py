@@ -72,13 +72,8 @@ def inspect(data: memoryview, limits: Limits) -> Header:
     if orientation > 4:
         width, height = height, width
     _check_size(width, height, len(data), limits)
-    return Header(name, width, height, orientation, count_pages(name, data), _is_deep(name, data))
-
-
-def _is_deep(name: str, data: memoryview) -> bool:
-    """Whether a picture needs samples.py: gray with more than 8 bits, much of TIFF, and a PNG of which the lower bits say what
-    is white or transparent. Or scans.py: a JPEG with long rows of zeros."""
-    return name in DEEP and DEEP[name](data)
+    is_deep = name in DEEP and DEEP[name](data)
+    return Header(name, width, height, orientation, count_pages(name, data), is_deep)
 
 
 def _is_deep_png(data: memoryview) -> bool:
@@ -88,6 +83,8 @@ def _is_deep_png(data: memoryview) -> bool:
     return png_significant_bits(data) < 16 or (kind == 2 and b"tRNS" in png_properties(data))
 
 
+# Whether a picture needs samples.py: gray with more than 8 bits, much of TIFF, and a PNG of which the lower bits say what is
+# white or transparent. Or scans.py: a JPEG with long rows of zeros.
 DEEP: dict[str, Callable[[memoryview], bool]] = {
     "JPEG": lambda data: find_zeros(data) is not None,
     "PNG": _is_deep_png,

@@ -10,7 +10,7 @@ from pathlib import Path
 from stages.contract import recognition
 from stages.contract.base import StageSpec
 from stages.contract.descriptor import Backend, Descriptor
-from stages.contract.manifest import MANIFEST, PackError, StageEntry, read_manifest
+from stages.contract.manifest import MANIFEST, Manifest, PackError, StageEntry, read_manifest
 from stages.ocr.files import describe_damage
 from stages.registry import registry
 
@@ -95,6 +95,16 @@ def plugin_errors(stage: str, path: Path) -> Iterator[None]:
         what = str(error) if isinstance(error, PackError) else f"{type(error).__name__}: {error}"
         plugin = f'the stage "{stage}" of the plug-in {registry.SOURCES[stage]}'
         raise PackError(f"{plugin} cannot use {path}: {what.rstrip('.')}.") from error
+
+
+def explain_no_weights(folder: Path, manifest: Manifest, stage: str, backend: str) -> str:
+    by = f' that the backend "{backend}" takes' if backend else ""
+    present = ", ".join(manifest.stages) or "none"
+    other = manifest.other_than(stage)
+    place = f" Name it under [stages.{other}]." if other else ""
+    if stage not in registry.ORDER:  # no pack of visiond has one
+        place = f' Set model in the table of each {stage}, for example model = "/srv/models/nsfw".'
+    return f"{folder} has no weights for {stage}{by}; it has {present}.{place}"
 
 
 def describe_unknown(path: Path, stage: str) -> str:

@@ -35,10 +35,9 @@ from stages.contract.manifest import (
     write_manifest,
 )
 from stages.registry import registry
-from stages.weights import names
+from stages.weights import layouts, names
 from stages.weights.catalog import describe_source
 from stages.weights.dtypes import choose_dtype
-from stages.weights.layouts import list_versions, plugin_errors, recognize, shared_files
 from stages.weights.names import find_pulled
 
 MINI = Path(__file__).parents[1] / "mini"
@@ -144,7 +143,7 @@ def open_plain(
     lock = lock_of(path, models_folder, stage, backend)
     folder = path if path.is_dir() else path.parent
     if not lock.is_file():
-        manifest = Manifest(name=path.name, stages=recognize(path, stage, backend, asked=asked))
+        manifest = Manifest(name=path.name, stages=layouts.recognize(path, stage, backend, asked=asked))
         found = Pack(folder, manifest, lock, models_folder, path)
         if not record or not manifest.stages:
             return found
@@ -230,7 +229,7 @@ def resolve(
         name=stage,
         backend=name,
         files={role: str(path) for role, path in paths.items()},
-        fingerprint=fingerprint(stage, name, digests | list_versions(backend, paths), dtype, options),
+        fingerprint=fingerprint(stage, name, digests | layouts.list_versions(backend, paths), dtype, options),
         dtype=dtype,
         batch_size=wanted.get("batch_size", 16),
         options=options,
@@ -272,16 +271,10 @@ def choose_weights(pack: Pack, stage: str, wanted: Mapping[str, Any]) -> tuple[P
         return pack, StageEntry(name)
     pack, entry = find_entry(pack, stage, name)
     backend = registry.find_backend(stage, entry.backend)
-    if model and backend.bundled and not name and (other := find_other(pack, stage)):
+    if model and backend.bundled and not name and (other := pack.manifest.other_than(stage)):
         # It would be ignored without a word.
         raise PackError(f"{model} is a model for the stage {other}, not for {stage}.")
     return pack, entry if backend.needs_weights else StageEntry(entry.backend)
-
-
-def find_other(pack: Pack, stage: str) -> str:
-    """The only stage that a pack has weights for, if that is another one; else empty."""
-    present = list(pack.manifest.stages)
-    return present[0] if len(present) == 1 and present != [stage] else ""
 
 
 def resolve_all(
@@ -348,21 +341,11 @@ def search_folder(pack: Pack, stage: str, backend: str) -> tuple[Pack, StageEntr
         if entry := plain.manifest.stages.get(stage):
             return plain, entry
     elif named := registry.find_stage(stage).backends.get(backend):
-        with plugin_errors(stage, pack.folder):
+        with layouts.plugin_errors(stage, pack.folder):
             files = named.find(pack.folder)
         if files:
-            return pack, StageEntry(backend, {**files, **shared_files(named, pack.manifest.stages)})
-    raise PackError(explain_no_weights(pack, stage, backend))
-
-
-def explain_no_weights(pack: Pack, stage: str, backend: str) -> str:
-    by = f' that the backend "{backend}" takes' if backend else ""
-    present = ", ".join(pack.manifest.stages) or "none"
-    other = find_other(pack, stage)
-    place = f" Name it under [stages.{other}]." if other else ""
-    if stage not in registry.ORDER:  # no pack of visiond has one
-        place = f' Set model in the table of each {stage}, for example model = "/srv/models/nsfw".'
-    return f"{pack.folder} has no weights for {stage}{by}; it has {present}.{place}"
+            return pack, StageEntry(backend, {**files, **layouts.shared_files(named, pack.manifest.stages)})
+    raise PackError(layouts.explain_no_weights(pack.folder, pack.manifest, stage, backend))
 
 
 # The backends of version 0.1. A manifest of that version may lack files of the kinds LATER, which these do not read.

@@ -23,7 +23,6 @@ from stages.images.resize import ImageProcessor
 from stages.pretrained.convolutions import fold_norms
 from stages.yolo.candidates import Candidates, CandidateStage, corners_of
 from stages.yolo.descriptor import DETECTORS, OF_ANY_SHAPE, DetrOptions, Objects
-from stages.yolo.objects import describe
 from stages.yolo.recognition import has_name
 
 # Types whose attention leaves padding out; the others see it.
@@ -112,7 +111,7 @@ class DetrStage(CandidateStage):
         down, across = self.filled(image)
         shares = (corners[kept] / torch.tensor([across, down] * 2)).clamp(0, 1)
         boxes = shares * torch.tensor([image.width, image.height] * 2)
-        return describe([labels[place] for place in kept], scores[kept].tolist(), boxes.tolist(), image)
+        return Objects.of([labels[place] for place in kept], scores[kept].tolist(), boxes.tolist(), image)
 
     def filled(self, image: Image) -> tuple[float, float]:
         """The shares of the input's height and width that the image fills.

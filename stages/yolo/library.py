@@ -50,7 +50,7 @@ def _unpatched() -> Iterator[None]:
 
 
 with _unpatched():
-    from ultralytics.nn.tasks import DetectionModel, torch_safe_load, yaml_model_load
+    from ultralytics.nn.tasks import DetectionModel, torch_safe_load
 
 
 class LibraryNetwork(YoloNetwork):
@@ -110,13 +110,6 @@ def make_predictor(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> An
     predictor.model = build(config)
     predictor.model.load_state_dict(state)
     return predictor
-
-
-def read_structure(name: str) -> dict[str, Any]:
-    """The content of one of ultralytics' model YAMLs, "yolo11n.yaml" for example."""
-    structure: dict[str, Any] = yaml_model_load(name)
-    structure.pop("yaml_file")
-    return structure
 
 
 def check_class(model: object, source: str | Path) -> DetectionModel:
