@@ -16,7 +16,7 @@ from stages.contract.descriptor import SMALL, KnownModel
 from stages.images.devices import dtype_of, hold_device, pixels_of, split_batches, synchronize, warm_up_size
 from stages.images.resize import ImageProcessor
 from stages.pretrained.checkpoints import load_known, load_part
-from stages.pretrained.familiarity import FamiliarityModel, KnowsAll, load_familiarity
+from stages.pretrained.familiarity import Familiarity, load_familiarity
 from stages.pretrained.recording import recording_single
 
 Output = TypeVar("Output")
@@ -29,7 +29,7 @@ class VisionStage(Stage, Generic[Output]):
 
     models: ClassVar[tuple[KnownModel, ...]]  # those that it takes, as in its descriptor
     processor: ClassVar[Any] = ImageProcessor
-    familiarity: FamiliarityModel = KnowsAll()
+    familiarity = Familiarity()
 
     @classmethod
     def launch_kernels(cls, spec: StageSpec) -> None:

@@ -38,7 +38,6 @@ from visiond.training.job import (
     read_job,
 )
 from visiond.training.learning import Learner, TrainingImages
-from visiond.training.settings import TrainerSettings
 from visiond.training.tagger import TagLearner
 from visiond.training.trainer import ResumeError, Trainer
 
@@ -66,7 +65,8 @@ def run(job: Path, say: Callable[[str], None]) -> None:
         learner = _make_learner(order, data, device)
         batches = learner.batches(TrainingImages(data.learnt, device, decoders), flip=order.flip)
         # Before the processes are connected: the losses of some models exchange something.
-        settings = _fit_memory(order.settings, learner, batches, device)
+        micro = _find_micro_batch(order, learner, batches, device)
+        settings = msgspec.structs.replace(order.settings, micro_batch=micro)
         join_processes(say if rank == 0 else lambda _: None)
         trainer = Trainer(learner, batches, settings, Path(order.work))
         exam = Exam(learner, TrainingImages(data.held_out, device, decoders), rank, processes)
@@ -94,16 +94,16 @@ def _make_learner(job: TrainingJob, data: Data, device: torch.device) -> Learner
     return learner
 
 
-def _fit_memory(
-    settings: TrainerSettings, learner: Learner, batches: TrainingBatches, device: torch.device
-) -> TrainerSettings:
-    """The settings with as many examples in a pass as fit into a GPU's memory, unless they say it."""
+def _find_micro_batch(
+    job: TrainingJob, learner: Learner, batches: TrainingBatches, device: torch.device
+) -> int:
+    """As many examples in a pass as fit into a GPU's memory, unless the job says how many."""
+    settings = job.settings
     if settings.micro_batch or device.type != "cuda":
-        return settings
+        return settings.micro_batch
     most = min(settings.batch_size or len(batches), len(batches))
     learner.train()
-    micro = measure_batch(learner, batches, device, settings.precision, settings.probe_from, most)
-    return msgspec.structs.replace(settings, micro_batch=micro)
+    return measure_batch(learner, batches, device, settings.precision, settings.probe_from, most)
 
 
 def _finish(job: TrainingJob, data: Data, learner: Learner, measure: Measure | None) -> None:
