@@ -16,7 +16,7 @@ from stages.weights.measured import GPU, RATES
 from stages.weights.sets import SETS, choose_models, sets_of
 
 if TYPE_CHECKING:
-    from stages.weights.families import PublishedModel
+    from stages.weights.catalog import PublishedModel
 
 
 def choose_entries(stages: Sequence[str] | None) -> list[PublishedModel]:

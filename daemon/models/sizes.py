@@ -15,7 +15,7 @@ from daemon.terminal.display import errors, printable
 from daemon.terminal.progress import LATE_SECONDS, Progress
 from stages.contract.manifest import HubUnreachable, PackError, list_files
 from stages.weights import names, pulling
-from stages.weights.families import PublishedModel
+from stages.weights.catalog import PublishedModel
 from stages.weights.hub import Hub, HuggingFaceHub
 
 AT_ONCE = 8  # models that the hub is asked about

@@ -86,6 +86,7 @@ class ChatTower(TextTower):
 
     def __init__(self, model: Any, folder: str) -> None:
         self.model, self.device, self.tokenizer = model, model.device, load_tokenizer(folder)
+        self.bias = None
         if not self.tokenizer.chat_template:
             raise StageUnusable(
                 f"{folder} has no chat template (chat_template.jinja). Copy the whole folder again."
@@ -100,9 +101,6 @@ class ChatTower(TextTower):
 
     def run_single(self) -> None:
         """None of its lengths is usual."""
-
-    def find_probabilities(self, cosines: Tensor) -> Tensor | None:
-        return None
 
     def embed(self, tokens: Mapping[str, Tensor]) -> Tensor:
         given = {name: part.to(self.device) for name, part in tokens.items()}

@@ -6,16 +6,71 @@ only if a backend of this installation takes the model. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from stages.contract.base import Provenance
-from stages.contract.descriptor import Backend
 from stages.contract.manifest import Manifest, StageEntry
 from stages.registry import registry
-from stages.weights.families import Family, PublishedModel
 
 INCLUDED_NAME, INCLUDED_LICENSE = "PP-OCRv6 small", "Apache-2.0"  # OCR, which comes with the program
 ULTRALYTICS = "ultralytics"  # instead of a model_type: a .pt file of this library
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedModel:
+    """A published model.
+
+    name: for the configuration and `visiond models pull`. type: its model_type, or the catalog's ULTRALYTICS.
+    parameters: their number. quality: what was measured, and the value. source: of license, parameters and quality.
+    file: of the repository, if it has several models. detector: the repository of the text detector that is pulled
+    together with a text recognizer.
+    """
+
+    name: str
+    stage: str
+    family: str
+    type: str
+    repository: str
+    license: str = ""
+    parameters: int | None = None
+    quality: str = ""
+    source: str = ""
+    file: str = ""
+    detector: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What the models of a family have in common.
+    rows: of each model its name, its repository or file, millions of parameters, and the figure for `measure`."""
+
+    stage: str
+    name: str
+    type: str
+    license: str
+    measure: str
+    source: str
+    rows: tuple[tuple[str, str, float | None, float | None], ...]
+    repository: str = ""  # if all models are files of one
+    detector: str = ""  # as of PublishedModel
+
+    def entries(self) -> Iterator[PublishedModel]:
+        for name, place, millions, figure in self.rows:
+            yield PublishedModel(
+                name,
+                self.stage,
+                self.name,
+                self.type,
+                self.repository or place,
+                self.license,
+                None if millions is None else round(millions * 1_000_000),
+                "" if figure is None else self.measure.format(figure),
+                self.source,
+                place if self.repository else "",
+                self.detector,
+            )
+
 
 # The quality of a family, as its source calls it.
 COCO = "COCO AP {}"  # detection on val2017, mean over IoU 0.50 to 0.95
@@ -227,11 +282,10 @@ CATALOG = {
 def find_backend(entry: PublishedModel) -> str | None:
     """The name of the backend of this installation that takes the model."""
     backends = registry.STAGES[entry.stage].backends if entry.stage in registry.STAGES else {}
-    return next((name for name, backend in backends.items() if takes(name, backend, entry.type)), None)
-
-
-def takes(name: str, backend: Backend, model_type: str) -> bool:
-    return name == model_type == ULTRALYTICS or any(model.type == model_type for model in backend.models)
+    for name, backend in backends.items():
+        if name == entry.type == ULTRALYTICS or any(model.type == entry.type for model in backend.models):
+            return name
+    return None
 
 
 def offered() -> dict[str, PublishedModel]:
