@@ -72,8 +72,7 @@ class TextTower:
         return None if self.bias is None else (cosines * self.scale + self.bias).sigmoid()
 
     def embed(self, tokens: Mapping[str, Tensor]) -> Tensor:
-        """Unit embeddings [texts, dim] in float32. CLIP's tower is causal,
-        so padding after a text changes nothing."""
+        """Unit embeddings [texts, dim] in float32. CLIP's tower is causal, so padding after a text changes nothing."""
         given = {name: part.to(self.device) for name, part in tokens.items()}
         alone = given.keys() == {"input_ids"}
         features = self._features(given["input_ids"]) if alone else self.model(**given).pooler_output

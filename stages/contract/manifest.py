@@ -14,8 +14,7 @@ from stages.contract.files import open_file, read_file
 
 MANIFEST = "manifest.json"
 
-# The files that a stage may read. Other files in a folder of weights (README, pickles,
-# other frameworks) are ignored.
+# The files that a stage may read. Other files in a folder of weights (README, pickles, other frameworks) are ignored.
 SUFFIXES = {".safetensors", ".json", ".txt", ".onnx", ".pt", ".jinja", ".model"}
 # Chat templates and some tokenizers; manifests of version 0.1 do not list them.
 LATER = (".jinja", ".model")
@@ -140,8 +139,7 @@ def digest_file(path: Path) -> str:
 
 
 def list_files(path: Path) -> list[Path]:
-    """The file itself, or every file in a folder that a stage may read, in a fixed order;
-    without hidden files."""
+    """The file itself, or every file in a folder that a stage may read, in a fixed order; without hidden files."""
     if path.is_file():
         return [path]
     return sorted(

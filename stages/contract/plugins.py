@@ -1,5 +1,4 @@
-"""Loads stages of other distributions. Each has an entry
-point in the group `visiond.stages` that names its descriptor.
+"""Loads stages of other distributions. Each has an entry point in the group `visiond.stages` that names its descriptor.
 
 [project.entry-points."visiond.stages"]
 quality = "visiond_quality:QUALITY"
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 GROUP = "visiond.stages"
 NAME = re.compile(r"[a-z][a-z0-9]{0,40}")
 HEAVY = {"torch"}  # importing it takes seconds
-# The other names in a sidecar, in a rule's record and in the configuration,
-# and the first words of an export's columns.
+# The other names in a sidecar, in a rule's record and in the configuration, and the first words of an export's columns.
 TAKEN = {
     "schema", "id", "source", "notice", "bin", "timings", "models", "status", "reason", "detail", "attempts",
     "finished", "path", "width", "height", "objects", "caption", "fake", "copy", "decoding",

@@ -1,8 +1,7 @@
 """From a file's bytes to pixels on the device: a check of the header, then the decoding of a batch.
 
-`inspect` reads the header alone, in plain Python, and needs neither torch nor Pillow. `decode` sends the
-JPEGs of a batch to the GPU's decoder in one call. Everything else, and every JPEG that the GPU cannot decode,
-goes to disposable child processes.
+`inspect` reads the header alone, in plain Python, and needs neither torch nor Pillow. `decode` sends the JPEGs of a batch to
+the GPU's decoder in one call. Everything else, and every JPEG that the GPU cannot decode, goes to disposable child processes.
 """
 
 from __future__ import annotations
@@ -153,9 +152,8 @@ def decode(
 ) -> list[torch.Tensor | ImageError]:
     """Decode a batch: a tensor or an error for each (bytes, header from `inspect`), in order.
 
-    A tensor is uint8 [3, height, width] on `device`, contiguous, RGB, upright; transparent pixels are blended
-    with white, black or gray, see grounds.py. On a GPU, one call decodes at most
-    CALL_PIXELS pixels. Raises OutOfMemory and DeviceLost.
+    A tensor is uint8 [3, height, width] on `device`, contiguous, RGB, upright; transparent pixels are blended with white,
+    black or gray, see grounds.py. On a GPU, one call decodes at most CALL_PIXELS pixels. Raises OutOfMemory and DeviceLost.
     """
     import torch
 

@@ -114,8 +114,7 @@ def is_sure(texts: Scored) -> bool:
 
 
 def score_reading(texts: Scored) -> float:
-    """How likely it is that a page was read upright: its characters,
-    weighted by their line's score above NEUTRAL."""
+    """How likely it is that a page was read upright: its characters, weighted by their line's score above NEUTRAL."""
     return sum((score - NEUTRAL) * len(text.strip()) for text, score, *_ in texts if score > NEUTRAL)
 
 

@@ -1,8 +1,7 @@
 """The sizes of an image on its way to the detector, and the pieces in which a long one is read. No torch.
 
-rapidocr shrinks an image until its longer side is max_side, however narrow that makes it: of a screenshot of
-1080×15,000 pixels 144×2,000 are left, and no letter of it. Such an image is read in pieces that overlap, each as an
-image of its own.
+rapidocr shrinks an image until its longer side is max_side, however narrow that makes it: of a screenshot of 1080×15,000
+pixels 144×2,000 are left, and no letter of it. Such an image is read in pieces that overlap, each as an image of its own.
 """
 
 from __future__ import annotations

@@ -8,9 +8,8 @@ are not counted among the 1,000 outlines that are looked at, so noise hides no t
 
 rapidocr recognizes an image's lines in groups of six of similar shape, and pads a group to its widest line.
 The network sees the padding, so texts depend on it. Here each line keeps the padded width of its group, which
-depends on its own image alone, but it is recognized together with lines of any image: on the CPU in a tensor
-of exactly that width, on a GPU in one of a few widths, where ppocr.Recognizer masks what is beyond each
-line's own width.
+depends on its own image alone, but it is recognized together with lines of any image: on the CPU in a tensor of exactly that
+width, on a GPU in one of a few widths, where ppocr.Recognizer masks what is beyond each line's own width.
 """
 
 from __future__ import annotations
@@ -73,8 +72,7 @@ NARROWEST_LINE, WIDEST_LINE = 320, 3200  # columns
 MAP_PIXELS, FEW_MAP_PIXELS, LINE_COLUMNS = 1 << 26, 1 << 24, 1 << 18
 LINE_COLUMNS_CPU = 1 << 12
 
-# Of 1,123 rendered lines that were read correctly this marks 5, each without one of its letters;
-# of 813 read wrongly, 650.
+# Of 1,123 rendered lines that were read correctly this marks 5, each without one of its letters; of 813 read wrongly, 650.
 SURE_SHARE = 0.8
 
 SURE_LARGE = 0.9  # score of a line from which one of large letters is in the result
@@ -362,8 +360,7 @@ def bucket(columns: NDArray[np.int64]) -> NDArray[np.int64]:
 def decode(
     classes: NDArray[np.int64], probabilities: NDArray[np.float32], characters: Sequence[str]
 ) -> Iterator[Reading]:
-    """Each row's text by greedy CTC (without repeats and blanks), and the mean probability of its characters,
-    or 0.
+    """Each row's text by greedy CTC (without repeats and blanks), and the mean probability of its characters, or 0.
 
     A row counts as guessed if the sum of its characters' probabilities is small, compared with the number of
     characters, plus the doubt at the steps between them (a letter that is not among the classes is left out

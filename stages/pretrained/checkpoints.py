@@ -114,8 +114,7 @@ def load_known(
     spread: Sequence[str] = (),
     small: str = "",
 ) -> Any:
-    """A model of the class that the folder's config.json names, which must be one of these. The rest is as of
-    load_model."""
+    """A model of the class that the folder's config.json names, which must be one of these. The rest is as of load_model."""
     return load_model(find_kind(models, folder), folder, dtype, device, spread, small)
 
 

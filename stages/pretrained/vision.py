@@ -74,8 +74,7 @@ class VisionStage(Stage, Generic[Output]):
         synchronize(self.device)
 
     def forward_batches(self, images: Sequence[Image]) -> Iterator[tuple[Sequence[Image], Output]]:
-        """Batches of at most batch_size images, each with the model's answer.
-        The device is free while a batch is used."""
+        """Batches of at most batch_size images, each with the model's answer. The device is free while a batch is used."""
         for batch in split_batches(images, self.spec.batch_size):
             with hold_device(self.lock):
                 output = self.forward(pixels_of(batch))

@@ -1,8 +1,7 @@
 """Page readers: vision-language models that write the text of a page, mostly as Markdown.
 
-Reference: transformers' processor and `generate` for each of the models, with whose tokens the tests compare these.
-The processor resizes and cuts the images on the device. The prompts are those of transformers' documentation of each
-model.
+Reference: transformers' processor and `generate` for each of the models, with whose tokens the tests compare these. The
+processor resizes and cuts the images on the device. The prompts are those of transformers' documentation of each model.
 """
 
 from __future__ import annotations

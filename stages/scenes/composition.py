@@ -44,8 +44,7 @@ class Draft:
         return round(self.width * self.scale), round(self.height * self.scale)
 
     def choose_em(self) -> float:
-        """The smallest size of text: LEGIBLE_PX or more even
-        when the short side is brought down to PP-OCR's 736."""
+        """The smallest size of text: LEGIBLE_PX or more even when the short side is brought down to PP-OCR's 736."""
         return self._legible_px * self.rng.uniform(1, 1.25) * self.scale
 
     @property

@@ -1,5 +1,4 @@
-"""Makes a pack from checkpoints on disk, without the model hub.
-Imports no torch unless there is a pickle to convert."""
+"""Makes a pack from checkpoints on disk, without the model hub. Imports no torch unless there is a pickle to convert."""
 
 from __future__ import annotations
 
@@ -151,8 +150,7 @@ def yolo_files(source: Path) -> dict[str, Path]:
 
 
 def add_yolo(source: Path, folder: Path, progress: Callable[[str], None]) -> dict[str, str]:
-    """Put YOLO's two files into the folder. Returns the name
-    and digest of the file that they were converted from."""
+    """Put YOLO's two files into the folder. Returns the name and digest of the file that they were converted from."""
     if source.suffix == ".pt":
         progress(f"converting {source} to safetensors")
         from stages.yolo.weights import convert_checkpoint

@@ -16,8 +16,7 @@ from stages.registry import registry
 
 
 def recognize(path: Path, stage: str = "", backend: str = "", *, asked: str = "") -> dict[str, StageEntry]:
-    """The stages that a folder in the hub's layout provides: clip/, blip/, yolo.safetensors,
-    or one model by itself.
+    """The stages that a folder in the hub's layout provides: clip/, blip/, yolo.safetensors, or one model by itself.
 
     stage: look for this one alone, and return {} if the folder does not provide it. backend: use this
     backend's rule alone. asked: the stage that the configuration names the folder for, if any; the message says what

@@ -50,8 +50,7 @@ PROMPT_WORDS = ("photo", "of", "the", "with", "picture", "image", "object")
 class Vocabulary:
     """The words that the models can use.
 
-    classes: YOLO's. labels: CLIP's tags. words: those that have a token of their own;
-    others are spelled in characters.
+    classes: YOLO's. labels: CLIP's tags. words: those that have a token of their own; others are spelled in characters.
     """
 
     classes: tuple[str, ...]
@@ -158,8 +157,7 @@ def make_blip_tokenizer(vocabulary: Vocabulary, longest: int) -> PreTrainedToken
 def make_tokenizer(
     words: Sequence[str], specials: dict[str, str], framed_by: tuple[str, str], longest: int
 ) -> PreTrainedTokenizerFast:
-    """WordPiece in lower case: the words are single tokens, others are split into characters.
-    Special tokens come first."""
+    """WordPiece in lower case: the words are single tokens, others are split into characters. Special tokens come first."""
     characters = string.ascii_lowercase + string.digits + string.punctuation
     pieces = [*specials.values(), *words, *characters, *(f"##{character}" for character in characters)]
     ids = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
@@ -175,8 +173,7 @@ def make_tokenizer(
 
 
 def save_models(models: Models, folder: Path, manifest: Manifest) -> None:
-    """Write a pack: the networks with their matrices in float16, their tokenizers,
-    the labels and the manifest.
+    """Write a pack: the networks with their matrices in float16, their tokenizers, the labels and the manifest.
 
     Of `manifest`, stages and digests are filled in here.
     """

@@ -1,8 +1,7 @@
 """Detectors of transformers that answer with a fixed number of queries: DETR and its descendants, and YOLOS.
 
-Reference: Carion et al., "End-to-End Object Detection with Transformers", 2020. No two queries stand for the same
-object, so nothing is suppressed. The tests compare boxes, labels and scores with those of transformers' own
-processor and model.
+Reference: Carion et al., "End-to-End Object Detection with Transformers", 2020. No two queries stand for the same object, so
+nothing is suppressed. The tests compare boxes, labels and scores with those of transformers' own processor and model.
 """
 
 from __future__ import annotations

@@ -154,8 +154,7 @@ def check_checkpoint(file: Path) -> None:
 
 
 def list_classes(file: Path) -> list[tuple[str, str]]:
-    """Module and name of each class in a torch archive, in order. They are read as text;
-    nothing is imported or run."""
+    """Module and name of each class in a torch archive, in order. They are read as text; nothing is imported or run."""
     # Every worker imports this module, and these two take a tenth of its start.
     import pickletools
     import zipfile

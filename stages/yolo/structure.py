@@ -21,8 +21,7 @@ UPSAMPLE: Row = [-1, 1, "nn.Upsample", ["None", 2, "nearest"]]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """depth: factor of the repeats. width: factor of the channels. max_channels: limit of the channels before that
-    factor."""
+    """depth: factor of the repeats. width: factor of the channels. max_channels: limit of the channels before that factor."""
 
     depth: float
     width: float

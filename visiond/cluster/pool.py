@@ -101,8 +101,7 @@ class ActorPool:
             self._ray.shutdown()
 
     def run(self, units: Sequence[Unit]) -> Iterator[tuple[str, Counter[JobStatus]]]:
-        """Run units, in any order; the name of each, and its images by state.
-        Raises WaveLost, ChainUnusable."""
+        """Run units, in any order; the name of each, and its images by state. Raises WaveLost, ChainUnusable."""
         ray = self._ray
         self.chains = self._count_chains()
         size = max(1, min(self.chains, len(units)))

@@ -12,8 +12,7 @@ LOG, CHECKPOINTS, STATE = "log.jsonl", "checkpoints", "state.json"
 
 
 class TrainerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to train. The first limit of epochs, steps and seconds that is reached ends the training;
-    0 is no limit."""
+    """How to train. The first limit of epochs, steps and seconds that is reached ends the training; 0 is no limit."""
 
     seed: int = 1
     # Examples in one step of the optimizer, in all processes together; 0: as many as fit into the memory.

@@ -1,13 +1,11 @@
-"""A trainer for any module that computes losses from a batch,
-on one or more GPUs with Hugging Face Accelerate.
+"""A trainer for any module that computes losses from a batch, on one or more GPUs with Hugging Face Accelerate.
 
     trainer = Trainer(learner, batches, Settings(steps=5000), Path("run"))
     trainer.run(resume=True)
 
-Started by itself it uses one device; started by `accelerate launch` or torchrun, one for each process. The
-content of a batch depends only on the seed and the number of the step. So a run that was killed and is
-resumed from its last checkpoint has the same curve as one that was not killed, with the same number of
-processes.
+Started by itself it uses one device; started by `accelerate launch` or torchrun, one for each process. The content of a batch
+depends only on the seed and the number of the step. So a run that was killed and is resumed from its last checkpoint has the
+same curve as one that was not killed, with the same number of processes.
 """
 
 from __future__ import annotations
@@ -90,9 +88,8 @@ class Trainer:
     def run(self, *, resume: bool = False, stop_after: int = 0, score: Score | None = None) -> None:
         """Train to the end, or until step `stop_after`.
 
-        resume: continue from the last checkpoint if there is one. Without it,
-        existing checkpoints are removed. score: called after each epoch, in all processes; the
-        figures of the first one go into the log.
+        resume: continue from the last checkpoint if there is one. Without it, existing checkpoints are removed. score: called
+        after each epoch, in all processes; the figures of the first one go into the log.
         """
         last = self._find_last(resume=resume)
         self._prepare(last)
@@ -176,8 +173,7 @@ class Trainer:
             )
 
     def _choose_sizes(self) -> None:
-        """Choose the batch sizes of a step and of a pass, the same in all processes;
-        the second divides the first."""
+        """Choose the batch sizes of a step and of a pass, the same in all processes; the second divides the first."""
         share = self.settings.batch_size // self.processes
         if self.settings.batch_size and not share:
             raise ValueError(
@@ -335,8 +331,7 @@ class Trainer:
         )
 
     def _save(self) -> None:
-        """Save under a temporary name and rename, so that a checkpoint is complete or missing,
-        even after a power failure."""
+        """Save under a temporary name and rename, so that a checkpoint is complete or missing, even after a power failure."""
         self.saved_at = self.clock
         name = f"step-{self.schedule.step:08}"
         part, whole = self.folder / CHECKPOINTS / f".{name}", self.folder / CHECKPOINTS / name
