@@ -13,9 +13,10 @@ import torch
 import transformers
 
 from stages.pretrained.language import do_without_num2words
-from stages.yolo.library import build, read_structure
+from stages.yolo.library import build
 from stages.yolo.weights import save_network
 from tests.stages import captioners, checkpoints, readers
+from tests.stages.yolo.detectors import read_structure
 
 COCO_CLASSES = 80
 BLIP_WORDS, OPT_WORDS, FLORENCE_WORDS, SMOL_WORDS, QWEN_WORDS, GEMMA_WORDS = (

@@ -17,7 +17,7 @@ import transformers
 
 from benchmarks.stock import folder_of, try_sizes
 from daemon.measure.models import RateRequest
-from stages.blip.florence import TASKS as QUESTIONS
+from stages.blip.generation import TASKS as QUESTIONS
 from stages.images.devices import dtype_of
 from stages.pretrained.language import do_without_num2words
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from daemon.measure.alone import time_calls
 from daemon.measure.models import GAIN, Measurement, ModelRate, RateRequest
-from stages.blip.florence import TASKS
+from stages.blip.generation import TASKS
 from stages.images.devices import dtype_of, pixels_of, synchronize
 from stages.images.images import read_batches
 from stages.pretrained.language import ask, do_without_num2words

@@ -27,9 +27,9 @@ from stages.scenes.generator import write_samples
 from stages.scenes.truth import TRUTH, read_truth
 from visiond.training.data import Data, LabelledImage, split
 from visiond.training.job import DEFAULTS, KINDS, STAGES, Task, TrainingJob, write_job
-from visiond.training.launch import TrainingPlace, train
+from visiond.training.launch import train
 from visiond.training.log import read_log
-from visiond.training.settings import LOG
+from visiond.training.settings import LOG, TrainingPlace
 
 GIB = 1 << 30
 TINY = "rf_detr"  # of the tests

@@ -1,5 +1,4 @@
-"""The models: the stages, their weights, and the bin that follows from their answers.
-Imports nothing of the daemon."""
+"""The models: the stages, their weights, and the bin that follows from their answers. Imports nothing of the daemon."""
 
 import logging
 

@@ -22,7 +22,7 @@ from stages.weights.measured import GPU, RATES
 from stages.weights.sets import SETS, choose_models, sets_of
 
 if TYPE_CHECKING:
-    from stages.weights.families import PublishedModel
+    from stages.weights.catalog import PublishedModel
 
 AT_ONCE = 8  # models that the hub is asked about
 

@@ -1,5 +1,4 @@
-"""Draws scenes once, on all cores, and stores them: squares for CLIP and BLIP,
-and a dataset folder for ultralytics.
+"""Draws scenes once, on all cores, and stores them: squares for CLIP and BLIP, and a dataset folder for ultralytics.
 
 Most are drawn in miniature, which is fast. Some are drawn in full size and compressed as files,
 as the models will get them in use, so that they learn both.

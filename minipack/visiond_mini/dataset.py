@@ -56,8 +56,7 @@ class Examples:
 
 
 def pack_spots(truths: Sequence[Example]) -> npt.NDArray[np.float32]:
-    """Label, color, count - 1, x and y: [images, MOST_SPOTS, 5].
-    The first three are NO_SPOT where there is no object."""
+    """Label, color, count - 1, x and y: [images, MOST_SPOTS, 5]. The first three are NO_SPOT where there is no object."""
     packed = np.zeros((len(truths), MOST_SPOTS, 5), np.float32)
     packed[..., :3] = NO_SPOT
     for place, truth in enumerate(truths):
@@ -69,8 +68,7 @@ def pack_spots(truths: Sequence[Example]) -> npt.NDArray[np.float32]:
 def change(
     pixels: Tensor, spots: Tensor, mirrors: npt.NDArray[np.bool_], rng: np.random.Generator
 ) -> dict[str, Tensor]:
-    """Mirror images where that is allowed, shrink half of them by up to an eighth,
-    and change the brightness a little.
+    """Mirror images where that is allowed, shrink half of them by up to an eighth, and change the brightness a little.
 
     Nothing is cut off, because captions could name it, and no tint changes, because captions name colors.
     """

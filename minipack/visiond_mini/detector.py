@@ -2,8 +2,7 @@
 
     python -m visiond_mini.detector JOB.json
 
-It uses one process and one GPU. It resumes at the last complete epoch,
-so a resumed run is not exactly the same.
+It uses one process and one GPU. It resumes at the last complete epoch, so a resumed run is not exactly the same.
 """
 
 from __future__ import annotations
@@ -110,8 +109,7 @@ def count_epochs(checkpoint: Path) -> int | None:
 
 
 def list_settings(job: DetectorJob, folder: Path, edge: int, *, resumed: bool) -> dict[str, Any]:
-    """Ultralytics' settings. No mosaic: scenes have many objects already.
-    Mirroring and other lighting keep labels true."""
+    """Ultralytics' settings. No mosaic: scenes have many objects already. Mirroring and other lighting keep labels true."""
     return {
         "model": str(folder / LAST) if resumed else "mini.yaml",  # Trainer.get_model replaces it
         # True would mean the newest in the working directory

@@ -46,8 +46,7 @@ class Example(msgspec.Struct, frozen=True, array_like=True):
 
 
 def open_pixels(folder: Path, count: int, edge: int) -> npt.NDArray[np.uint8]:
-    """A new pixels.npy for `count` images, in a folder that is not finished.
-    Only written parts use disk space."""
+    """A new pixels.npy for `count` images, in a folder that is not finished. Only written parts use disk space."""
     folder.mkdir(parents=True, exist_ok=True)
     # First: otherwise the old file would describe black images until the new one is written.
     (folder / EXAMPLES).unlink(missing_ok=True)

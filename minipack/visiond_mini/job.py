@@ -59,15 +59,13 @@ class DetectorJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def forget_training(folder: Path) -> None:
-    """Remove an earlier training's files from a job's folder,
-    so that they are not resumed or put into a pack."""
+    """Remove an earlier training's files from a job's folder, so that they are not resumed or put into a pack."""
     for name in (FINAL, WEIGHTS, CHECKPOINTS):
         remove_folder(folder / name)
 
 
 def run_job(job: TrainingJob) -> None:
-    """Train. Raises ValueError for examples of another size,
-    or with tags or captions that the models cannot learn."""
+    """Train. Raises ValueError for examples of another size, or with tags or captions that the models cannot learn."""
     torch.set_num_threads(THREADS)
     if job.settings.deterministic:
         make_deterministic()

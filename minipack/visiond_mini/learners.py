@@ -1,9 +1,8 @@
 """The training of CLIP and BLIP: for each a module that computes losses from a batch, and its batches.
 
-CLIP: Radford et al., 2021, contrastive, image against caption in both directions; besides, image against tag,
-so that the main tag ranks first. BLIP: Li et al., 2022, the language modeling loss alone. Both learn sooner
-when every patch that holds an object's center also has to predict which object it is (`Grounding`); that head
-is not saved.
+CLIP: Radford et al., 2021, contrastive, image against caption in both directions; besides, image against tag, so that the
+main tag ranks first. BLIP: Li et al., 2022, the language modeling loss alone. Both learn sooner when every patch that holds
+an object's center also has to predict which object it is (`Grounding`); that head is not saved.
 """
 
 from __future__ import annotations
@@ -72,8 +71,7 @@ class Grounding(nn.Module):
         self.head = nn.Linear(hidden, sum(self.parts))
 
     def forward(self, patches: Tensor, spots: Tensor) -> Tensor:
-        """patches: [images, patches, dim] of a square grid. spots: [images, MOST_SPOTS, 5].
-        Returns a mean over images."""
+        """patches: [images, patches, dim] of a square grid. spots: [images, MOST_SPOTS, 5]. Returns a mean over images."""
         scores = self.head(patches).float()
         side = int(scores.shape[1] ** 0.5)
         cells = (spots[..., 3:] * side).long().clamp_(0, side - 1)
@@ -131,11 +129,9 @@ class BlipLearner(Learner):
 
 
 class ClipLearner(Learner):
-    """Learns which caption and which tags belong to an image,
-    compared with those of the other images in its batch.
+    """Learns which caption and which tags belong to an image, compared with those of the other images in its batch.
 
-    These are the images of one forward pass in all processes, so
-    accumulated gradients are not quite those of a large batch.
+    These are the images of one forward pass in all processes, so accumulated gradients are not quite those of a large batch.
     """
 
     model: CLIPModel
@@ -161,8 +157,7 @@ class ClipLearner(Learner):
         return self.add_grounding(losses, seen.last_hidden_state[:, 1:], batch["spots"])
 
     def contrast(self, images: Tensor, texts: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
-        """Cross entropy in both directions. Images with the same key have the same captions,
-        which are equally true."""
+        """Cross entropy in both directions. Images with the same key have the same captions, which are equally true."""
         images, texts, keys = self.gather(images), self.gather(texts), self.gather(keys)
         same = (keys[:, None] == keys[None]).float()
         wanted = same / same.sum(1, keepdim=True)

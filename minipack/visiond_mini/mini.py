@@ -6,7 +6,6 @@ What the models are to name is a parameter, so that the tests, the trainer and t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from transformers import (
@@ -17,9 +16,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from stages.contract.manifest import Manifest
 from stages.weights.published import (
-    BLANK_NOTICE,
     Models,
     Vocabulary,
     blip_specials,
@@ -27,7 +24,6 @@ from stages.weights.published import (
     make_blip_tokenizer,
     make_clip_tokenizer,
     make_yolo,
-    save_models,
 )
 
 
@@ -56,15 +52,6 @@ def layers(count: int, hidden: int, intermediate: int, heads: int) -> dict[str, 
         "intermediate_size": intermediate,
         "num_attention_heads": heads,
     }
-
-
-def make_blank_pack(folder: Path, seed: int, sizes: Sizes | None = None) -> Manifest:
-    """Write a pack of the mini architectures with random weights."""
-    return save_models(
-        make_models(seed, Vocabulary.of_scenes(), sizes or Sizes()),
-        folder,
-        Manifest(name="mini", description="Small blank models.", trained=False, notice=BLANK_NOTICE),
-    )
 
 
 def make_models(seed: int, vocabulary: Vocabulary, sizes: Sizes) -> Models:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,27 @@ class Options:
     batch_sizes: Mapping[str, int] = field(default_factory=lambda: {"yolo": 256, "clip": 1024, "blip": 512})
 
 
+def parse_count(text: str) -> int:
+    if (count := int(text)) < 1:
+        raise argparse.ArgumentTypeError("it must be 1 or more")
+    return count
+
+
+Number = tuple[str, Callable[[str], float], str | None]  # its name, and what it is
+SCENES: tuple[Number, ...] = (
+    ("scenes", parse_count, None),
+    ("data-seconds", float, "stop making scenes after this time; 0: no limit"),
+    ("epochs", float, "limit of each training; 0: no limit"),
+)
+OTHERS: tuple[Number, ...] = (
+    ("score", int, "number of unseen scenes to score on; 0: do not score"),
+    ("read", int, "number of these scenes for OCR and bins (default: all)"),
+    ("seed", int, None),
+    ("processes", parse_count, "GPUs for CLIP and for BLIP each"),
+    ("workers", parse_count, "processes that read images for the detector"),
+)
+
+
 def parse_options(arguments: Sequence[str] | None = None) -> Options:
     defaults = Options(out=Path(), workdir=Path())
     parser = argparse.ArgumentParser(
@@ -61,16 +82,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument(
         "--report", type=Path, help="folder for a report: the pack as one file, its log and its curves"
     )
-    parser.add_argument("--scenes", type=parse_count, default=defaults.scenes)
-    parser.add_argument(
-        "--data-seconds",
-        type=float,
-        default=defaults.data_seconds,
-        help="stop making scenes after this time; 0: no limit",
-    )
-    parser.add_argument(
-        "--epochs", type=float, default=defaults.epochs, help="limit of each training; 0: no limit"
-    )
+    add_numbers(parser, defaults, SCENES)
     parser.add_argument(
         "--only",
         choices=KINDS,
@@ -80,23 +92,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument(
         "--resume", action="store_true", help="continue with the scenes and checkpoints in the workdir"
     )
-    parser.add_argument(
-        "--score",
-        type=int,
-        default=defaults.score,
-        help="number of unseen scenes to score on; 0: do not score",
-    )
-    parser.add_argument("--read", type=int, help="number of these scenes for OCR and bins (default: all)")
-    parser.add_argument("--seed", type=int, default=defaults.seed)
-    parser.add_argument(
-        "--processes", type=parse_count, default=defaults.processes, help="GPUs for CLIP and for BLIP each"
-    )
-    parser.add_argument(
-        "--workers",
-        type=parse_count,
-        default=defaults.workers,
-        help="processes that read images for the detector",
-    )
+    add_numbers(parser, defaults, OTHERS)
     add_limits(parser, defaults)
     given = vars(parser.parse_args(arguments))
     options = _gather(given)
@@ -107,18 +103,19 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     return options
 
 
+def add_numbers(parser: argparse.ArgumentParser, defaults: Options, options: Sequence[Number]) -> None:
+    for name, kind, about in options:
+        default = getattr(defaults, name.replace("-", "_"))
+        parser.add_argument(f"--{name}", type=kind, default=default, help=about)
+
+
 def add_limits(parser: argparse.ArgumentParser, defaults: Options) -> None:
     """Two options for each model."""
     for kind in KINDS:
-        parser.add_argument(
-            f"--{kind}-seconds",
-            type=float,
-            default=defaults.seconds[kind],
-            help="time limit of its training; 0: no limit",
-        )
-        parser.add_argument(
-            f"--{kind}-batch", type=parse_count, default=defaults.batch_sizes[kind], help="images in one step"
-        )
+        about = "time limit of its training; 0: no limit"
+        parser.add_argument(f"--{kind}-seconds", type=float, default=defaults.seconds[kind], help=about)
+        size = defaults.batch_sizes[kind]
+        parser.add_argument(f"--{kind}-batch", type=parse_count, default=size, help="images in one step")
 
 
 def _gather(given: dict[str, Any]) -> Options:
@@ -127,12 +124,6 @@ def _gather(given: dict[str, Any]) -> Options:
     given["only"] = tuple(given["only"] or KINDS)
     given["workdir"] = given["workdir"] or given["out"].with_name(f"{given['out'].name}-work")
     return Options(**given)
-
-
-def parse_count(text: str) -> int:
-    if (count := int(text)) < 1:
-        raise argparse.ArgumentTypeError("it must be 1 or more")
-    return count
 
 
 def check_place(out: Path) -> None:

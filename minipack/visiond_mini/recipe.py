@@ -226,6 +226,7 @@ def pack_models(options: Options) -> None:
     from stages.pretrained.checkpoints import load_model
     from stages.weights import published
     from stages.yolo import library, weights
+    from stages.yolo.descriptor import FILES
     from visiond_mini.detector import LAST
     from visiond_mini.mini import Sizes, make_models
 
@@ -239,9 +240,7 @@ def pack_models(options: Options) -> None:
         state, _ = library.read_checkpoint(options.workdir / "yolo" / LAST)
         models.yolo.load_state_dict(state)
     else:
-        models.yolo, _ = weights.load_network(
-            {role: str(options.out / file) for role, file in published.YOLO_FILES.items()}
-        )
+        models.yolo, _ = weights.load_network({role: str(options.out / file) for role, file in FILES.items()})
     part = options.out.with_name(f".{options.out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     published.save_models(

@@ -38,20 +38,17 @@ class DecoderLayer:
         self.heads, self.width = own.num_attention_heads, own.attention_head_size
         self.own_weight, self.own_bias = fuse(own.query, own.key, own.value)
         self.cross_weight, self.cross_bias = fuse(self.cross.self.key, self.cross.self.value)
-        # [keys or values, batch, heads, slots, width], and [batch, image tokens, keys or values, heads,
-        # width]
+        # [keys or values, batch, heads, slots, width], and [batch, image tokens, keys or values, heads, width]
         self.cache = self.own_weight.new_zeros(2, batch, self.heads, slots, self.width)
         self.image = self.own_weight.new_zeros(batch, image_tokens, 2, self.heads, self.width)
 
     def cache_images(self, embeddings: Tensor) -> None:
-        """Compute the keys and values of the images for cross-attention. embeddings: [batch, image tokens,
-        dim]."""
+        """Compute the keys and values of the images for cross-attention. embeddings: [batch, image tokens, dim]."""
         out = self.image[: len(embeddings)].flatten(2).flatten(0, 1)
         torch.addmm(self.cross_bias, embeddings.flatten(0, 1), self.cross_weight.T, out=out)
 
     def __call__(self, hidden: Tensor, position: Tensor, mask: Tensor) -> Tensor:
-        """hidden: [batch, dim] of the token at `position` [1]. mask: bool [1, 1, 1, slots],
-        true up to that position."""
+        """hidden: [batch, dim] of the token at `position` [1]. mask: bool [1, 1, 1, slots], true up to that position."""
         batch, dim = hidden.shape
         projected = F.linear(hidden, self.own_weight, self.own_bias).view(batch, 3, self.heads, 1, self.width)
         query, keys_values = projected[:, 0], projected[:, 1:].transpose(0, 1)
@@ -102,8 +99,7 @@ class Captioner:
         self.step = GraphedStep(self._step, self.position.zero_, batch_size, weight.device)
 
     def __call__(self, embeddings: Tensor) -> Tensor:
-        """embeddings: [images, image tokens, dim]. Returns padded ids [images,
-        prompt + max_new_tokens] on the host."""
+        """embeddings: [images, image tokens, dim]. Returns padded ids [images, prompt + max_new_tokens] on the host."""
         images = len(embeddings)
         batch = self.step.size_for(images)
         self._begin(images, batch)
@@ -176,8 +172,7 @@ class GraphedStep:
             self.step(batch)
 
     def capture(self) -> None:
-        """Record the graphs, the largest first, so that the others fit into its memory.
-        Does nothing on a CPU.
+        """Record the graphs, the largest first, so that the others fit into its memory. Does nothing on a CPU.
 
         Call it before other threads use the device: their work could become a part of a recording.
         """

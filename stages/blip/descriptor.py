@@ -152,12 +152,14 @@ BLIP = Descriptor(
     backends={
         "transformers": make_captioner("stages.blip.stage:BlipStage", BlipOptions, MODELS, version=2),
         "blip2": make_captioner(
-            "stages.blip.blip2:Blip2Stage", Blip2Options, BLIP2, small=SMALL, can_spread=True
+            "stages.blip.generation:Blip2Stage", Blip2Options, BLIP2, small=SMALL, can_spread=True
         ),
         "florence": make_captioner(
-            "stages.blip.florence:FlorenceStage", FlorenceOptions, FLORENCE, small=BYTES
+            "stages.blip.generation:FlorenceStage", FlorenceOptions, FLORENCE, small=BYTES
         ),
-        "chat": make_captioner("stages.blip.chat:ChatStage", ChatOptions, CHAT, small=SMALL, can_spread=True),
+        "chat": make_captioner(
+            "stages.blip.generation:ChatStage", ChatOptions, CHAT, small=SMALL, can_spread=True
+        ),
     },
     half="bfloat16",  # it does not overflow, and is precise enough for captions
     cost=0.29,

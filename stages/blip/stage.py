@@ -60,8 +60,7 @@ class BlipStage(CaptionStage):
             self.warm_up()
 
     def forward(self, pixels: Sequence[Tensor]) -> Tensor:
-        """Token ids of the captions on the host, without the beginning-of-text token,
-        which is the same for all."""
+        """Token ids of the captions on the host, without the beginning-of-text token, which is the same for all."""
         embedded = self.embed(pad_batch(self.prepare(pixels), self.spec.batch_size))
         return self.captioner(embedded[: len(pixels)])[:, 1:]
 

@@ -72,8 +72,7 @@ class TextTower:
         return None if self.bias is None else (cosines * self.scale + self.bias).sigmoid()
 
     def embed(self, tokens: Mapping[str, Tensor]) -> Tensor:
-        """Unit embeddings [texts, dim] in float32. CLIP's tower is causal,
-        so padding after a text changes nothing."""
+        """Unit embeddings [texts, dim] in float32. CLIP's tower is causal, so padding after a text changes nothing."""
         given = {name: part.to(self.device) for name, part in tokens.items()}
         alone = given.keys() == {"input_ids"}
         features = self._features(given["input_ids"]) if alone else self.model(**given).pooler_output
@@ -86,6 +85,7 @@ class ChatTower(TextTower):
 
     def __init__(self, model: Any, folder: str) -> None:
         self.model, self.device, self.tokenizer = model, model.device, load_tokenizer(folder)
+        self.bias = None
         if not self.tokenizer.chat_template:
             raise StageUnusable(
                 f"{folder} has no chat template (chat_template.jinja). Copy the whole folder again."
@@ -100,9 +100,6 @@ class ChatTower(TextTower):
 
     def run_single(self) -> None:
         """None of its lengths is usual."""
-
-    def find_probabilities(self, cosines: Tensor) -> Tensor | None:
-        return None
 
     def embed(self, tokens: Mapping[str, Tensor]) -> Tensor:
         given = {name: part.to(self.device) for name, part in tokens.items()}

@@ -62,8 +62,7 @@ class ClipStage(VisionStage[tuple[Tensor, Tensor, Tensor]]):
         return results
 
     def forward(self, pixels: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """On the host: unit embeddings [images, dim], and the
-        scores and indices of the most likely labels [images, k]."""
+        """On the host: unit embeddings [images, dim], and the scores and indices of the most likely labels [images, k]."""
         embeddings = F.normalize(self.projection(self.embed(pixels)).float(), dim=-1)
         if not self.labels:
             nothing = torch.empty(len(pixels), 0)

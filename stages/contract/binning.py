@@ -1,9 +1,8 @@
 """Chooses the bin of an image (A text, B objects, C everything else), and reports every criterion.
 
-The rule is that of visiond's predecessor. A: more than two text boxes, or text on more than a fifth of the
-image. Otherwise B: more than three kinds of objects, more than five objects, or objects spread over more than
-three tenths of the image. Otherwise C; the similarity of caption and image is compared and reported. All
-comparisons are strict.
+The rule is that of visiond's predecessor. A: more than two text boxes, or text on more than a fifth of the image. Otherwise
+B: more than three kinds of objects, more than five objects, or objects spread over more than three tenths of the image.
+Otherwise C; the similarity of caption and image is compared and reported. All comparisons are strict.
 
 A text box is a line with a high score that is text by `has_text`, and not a sign that a recognizer reads into a
 shape. Such lines are in the results, but do not count here. A page reader writes text without boxes and scores: each
@@ -115,8 +114,7 @@ BIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def judge(payloads: Mapping[str, bytes], thresholds: Thresholds) -> Bin:
-    """The bin by the rule, from the stages' JSON by stage name.
-    Criteria of a stage that did not run do not pass."""
+    """The bin by the rule, from the stages' JSON by stage name. Criteria of a stage that did not run do not pass."""
     figures: dict[str, Any] = {
         stage: decode(payloads[stage]) for stage, decode in _FIGURES.items() if stage in payloads
     }
@@ -242,9 +240,8 @@ def has_text(text: str, score: float = 1.0) -> bool:
     house as "中中心". Text has at least two letters or digits; if no more than three of them are different, it also
     needs a score of 0.8. A page reader's lines have no score, and count as sure.
 
-    On 292 real pictures, which took part only in choosing one score over two, this kept 12 of the 15 signs with two
-    letters or digits out, and with them 5 of 826 lines of text. Where a box is, and how large, showed no more than the
-    score."""
+    On 292 real pictures, which took part only in choosing one score over two, this kept 12 of the 15 signs with two letters
+    or digits out, and with them 5 of 826 lines of text. Where a box is, and how large, showed no more than the score."""
     if not _HAS_TWO_CHARACTERS.search(text):
         return False
     return score >= _SURE_SCORE or len(set(filter(str.isalnum, text.casefold()))) > _FEW_CHARACTERS

@@ -151,3 +151,8 @@ class Descriptor:
     takes_memory: bool = False
     has_variants: bool = False
     fake: Fake | None = None
+
+    @property
+    def models(self) -> list[KnownModel]:
+        """The models of transformers that its backends take."""
+        return [model for backend in self.backends.values() for model in backend.models]

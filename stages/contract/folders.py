@@ -36,8 +36,7 @@ def restore_folder(folder: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Flush everything in a folder to the disk, so that it
-    survives a power failure together with its new name."""
+    """Flush everything in a folder to the disk, so that it survives a power failure together with its new name."""
     for path in (*folder.rglob("*"), folder):
         sync(path)
 

@@ -81,10 +81,6 @@ def hold(number: float, least: float | None, most: float | None) -> float:
     return number if most is None else min(number, most)
 
 
-def invent_text(kind: inspect.StrType, number: int) -> str:
-    return fit_length(f"text {number}", kind, "x")
-
-
 def invent_bytes(kind: Sized, number: int) -> str:
     return base64.b64encode(fit_length(f"bytes {number}".encode(), kind, b"x")).decode()
 
@@ -109,7 +105,7 @@ WAYS: dict[type[inspect.Type], Callable[[Any, int], Any]] = {
     inspect.FloatType: invent_fraction,
     inspect.DecimalType: lambda kind, number: f"{number}.5",
     inspect.BoolType: lambda kind, number: number % 2 == 0,
-    inspect.StrType: invent_text,
+    inspect.StrType: lambda kind, number: fit_length(f"text {number}", kind, "x"),
     **dict.fromkeys((inspect.BytesType, inspect.ByteArrayType, inspect.MemoryViewType), invent_bytes),
     inspect.DateTimeType: lambda kind, number: (
         f"2026-01-{1 + number % 28:02}T12:00:00{'' if kind.tz is False else 'Z'}"

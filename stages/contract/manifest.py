@@ -14,8 +14,7 @@ from stages.contract.files import open_file, read_file
 
 MANIFEST = "manifest.json"
 
-# The files that a stage may read. Other files in a folder of weights (README, pickles,
-# other frameworks) are ignored.
+# The files that a stage may read. Other files in a folder of weights (README, pickles, other frameworks) are ignored.
 SUFFIXES = {".safetensors", ".json", ".txt", ".onnx", ".pt", ".jinja", ".model"}
 # Chat templates and some tokenizers; manifests of version 0.1 do not list them.
 LATER = (".jinja", ".model")
@@ -98,6 +97,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         entry = self.stages.get(stage)
         return (entry.notice or self.notice) if entry else ""
 
+    def other_than(self, stage: str) -> str:
+        """The only stage that the pack has weights for, if that is another one; else empty."""
+        present = list(self.stages)
+        return present[0] if len(present) == 1 and present != [stage] else ""
+
 
 def read_manifest(path: Path) -> Manifest:
     """Read a manifest. Raises PackError if it cannot be used."""
@@ -135,8 +139,7 @@ def digest_file(path: Path) -> str:
 
 
 def list_files(path: Path) -> list[Path]:
-    """The file itself, or every file in a folder that a stage may read, in a fixed order;
-    without hidden files."""
+    """The file itself, or every file in a folder that a stage may read, in a fixed order; without hidden files."""
     if path.is_file():
         return [path]
     return sorted(

@@ -1,5 +1,4 @@
-"""Loads stages of other distributions. Each has an entry
-point in the group `visiond.stages` that names its descriptor.
+"""Loads stages of other distributions. Each has an entry point in the group `visiond.stages` that names its descriptor.
 
 [project.entry-points."visiond.stages"]
 quality = "visiond_quality:QUALITY"
@@ -12,7 +11,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 GROUP = "visiond.stages"
 NAME = re.compile(r"[a-z][a-z0-9]{0,40}")
 HEAVY = {"torch"}  # importing it takes seconds
-# The other names in a sidecar, in a rule's record and in the configuration,
-# and the first words of an export's columns.
+# The other names in a sidecar, in a rule's record and in the configuration, and the first words of an export's columns.
 TAKEN = {
     "schema", "id", "source", "notice", "bin", "timings", "models", "status", "reason", "detail", "attempts",
     "finished", "path", "width", "height", "objects", "caption", "fake", "copy", "decoding",
@@ -75,8 +73,9 @@ def gather(built_in: Iterable[Descriptor], named: Iterable[Descriptor] = ()) -> 
                 problems[entry.name] = explain_import(entry, sorted(imported))
         except Unfit as error:
             problems[entry.name] = f"{title(entry)} cannot be used: {error}."
-    stages = {name: stage for name, stage in stages.items() if not (name in optional and name in problems)}
-    stages |= {stage.name: stage for stage in sort_by_use(found)}
+    for name in optional.keys() & problems.keys():
+        del stages[name]
+    stages |= sort_by_use(found)
     for entry in entries:
         if entry.name in found and (unknown := [n for n in found[entry.name].uses if n not in stages]):
             known = problems.get(entry.name)
@@ -200,15 +199,16 @@ def is_struct(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def sort_by_use(found: Mapping[str, Descriptor]) -> Iterator[Descriptor]:
+def sort_by_use(found: Mapping[str, Descriptor]) -> dict[str, Descriptor]:
     """Each after those of them that it uses; two that use each other by name."""
-    left = dict(sorted(found.items()))
+    left, ordered = dict(sorted(found.items())), {}
     while left:
         ready = next(
             (name for name, stage in left.items() if not ({*stage.uses} & left.keys()) - {name}),
             next(iter(left)),
         )
-        yield left.pop(ready)
+        ordered[ready] = left.pop(ready)
+    return ordered
 
 
 def describe(entry: EntryPoint) -> str:

@@ -1,8 +1,7 @@
 """Starts child processes of visiond, binds them to their parent, and locks a folder for one process. Counts the cores that
 they may use.
 
-No code is imported from the working directory: it may be an inbox,
-where anybody can put a file called resource.py.
+No code is imported from the working directory: it may be an inbox, where anybody can put a file called resource.py.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ def python(*arguments: str) -> list[str]:
 
 
 def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment for a Python child: this process's, changed so that the child finds this package from
-    any directory, and that the child and the processes that it starts import no code from the working
-    directory."""
+    """The environment for a Python child: this process's, changed so that the child finds this package from any directory,
+    and that the child and the processes that it starts import no code from the working directory."""
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     entries = [entry for entry in entries if os.path.isabs(entry)]  # an empty one means the working directory
     if ROOT not in site.getsitepackages():
@@ -131,8 +129,7 @@ def with_parents(root: Path, group: str) -> list[Path]:
 
 
 def main() -> None:
-    """`python -m stages.contract.processes PARENT PROGRAM …` runs the program,
-    which gets SIGTERM when the parent dies."""
+    """`python -m stages.contract.processes PARENT PROGRAM …` runs the program, which gets SIGTERM when the parent dies."""
     die_with(int(sys.argv[1]), signal.SIGTERM)
     os.execvp(sys.argv[2], sys.argv[2:])
 

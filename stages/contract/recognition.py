@@ -312,8 +312,7 @@ def _is_marked(file: Path) -> bool:
 
 
 def list_weights(folder: Path, *, pickle: bool = False) -> list[Path]:
-    """The safetensors files of a transformers model; none if it has a pickle instead,
-    and pickles are allowed."""
+    """The safetensors files of a transformers model; none if it has a pickle instead, and pickles are allowed."""
     whole, index = (folder / name for name in WEIGHTS)
     if whole.is_file():
         return [whole]

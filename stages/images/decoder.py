@@ -4,9 +4,8 @@ Image libraries crash, hang and use too much memory on bad bytes. Here they do s
 limits on memory, time and system calls. The parent answers with ImageError(DECODER) and starts another child.
 Bytes and pixels are passed through a shared memfd; a socketpair carries a small message each way.
 
-`Decoder` handles one child, `Decoders` a pool of them, and
-`python -m stages.images.decoder` is the child's main.
-It does not import torch.
+`Decoder` handles one child, `Decoders` a pool of them, and `python -m stages.images.decoder` is the child's main. It does not
+import torch.
 """
 
 from __future__ import annotations
@@ -345,8 +344,7 @@ class Decoder:
 
 
 class Decoders:
-    """A pool of decoders that work on a batch in parallel. Any thread may use it;
-    children start when they are needed."""
+    """A pool of decoders that work on a batch in parallel. Any thread may use it; children start when they are needed."""
 
     def __init__(self, count: int, limits: Limits, command: Sequence[str] = COMMAND) -> None:
         self._decoders = [Decoder(limits, command) for _ in range(count)]

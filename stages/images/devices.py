@@ -1,5 +1,4 @@
-"""What all stages need of torch and its devices: a lock, dtypes, errors, the check for kernels, threads,
-batches."""
+"""What all stages need of torch and its devices: a lock, dtypes, errors, the check for kernels, threads, batches."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ def dtype_of(spec: StageSpec) -> torch.dtype:
 
 @contextmanager
 def hold_device(lock: threading.Lock) -> Iterator[None]:
-    """For the part of a stage that runs on the device: takes the lock, sets inference mode,
-    and translates torch's errors.
+    """For the part of a stage that runs on the device: takes the lock, sets inference mode, and translates torch's errors.
 
     Such a part must end with a copy to the host, so that no work is in flight when the next
     thread takes the lock: it may use another stream. Raises OutOfMemory and DeviceLost.

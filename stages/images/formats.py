@@ -158,8 +158,7 @@ PNM = re.compile(rb"P([1-6])(?:\s|#[^\r\n]*[\r\n])+(\d{1,10})(?:\s|#[^\r\n]*[\r\
 def identify(data: memoryview) -> str:
     """The format's name in Pillow ("JPEG", "PNG", "WEBP", …).
 
-    Raises ImageError: EMPTY; FORMAT for an image format that is not supported;
-    NOT_AN_IMAGE for anything else.
+    Raises ImageError: EMPTY; FORMAT for an image format that is not supported; NOT_AN_IMAGE for anything else.
     """
     if not data:
         raise ImageError(Reason.EMPTY, "the file is empty")

@@ -43,12 +43,11 @@ class Geometry:
         """settings: an image processor of transformers. Raises ValueError if it asks for anything else."""
         if own := OWN_GEOMETRIES.get(type(settings).__name__):
             return own(settings)
-        return cls.usual(settings)
+        return cls.usual(settings, settings.size)
 
     @classmethod
-    def usual(cls, settings: Any, size: Any = None) -> Geometry | BoxGeometry:
+    def usual(cls, settings: Any, size: Any) -> Geometry | BoxGeometry:
         """size: in the place of the settings' own. Raises ValueError as `of`."""
-        size = size or settings.size
         fixed = sides(size)
         crop = read_step(settings, "do_center_crop", "crop_size")
         box = read_step(settings, "do_pad", "pad_size")
@@ -179,14 +178,15 @@ def of_convnext(settings: Any) -> Geometry | BoxGeometry:
 
 def of_levit(settings: Any) -> Geometry | BoxGeometry:
     side = settings.size.shortest_edge
-    return Geometry.usual(settings, _Sizes(shortest_edge=int(LEVIT_SCALE * side)) if side else None)
+    size = _Sizes(shortest_edge=int(LEVIT_SCALE * side)) if side else settings.size
+    return Geometry.usual(settings, size)
 
 
 def of_poolformer(settings: Any) -> Geometry | BoxGeometry:
     """PoolFormer: of the resized image, crop_pct is the given size."""
     size, share = settings.size, settings.crop_pct
     if not share:
-        return Geometry.usual(settings)
+        return Geometry.usual(settings, size)
     side = size.shortest_edge or (size.height if size.height == size.width else None)
     if side:
         return Geometry.usual(settings, _Sizes(shortest_edge=int(side / share)))

@@ -126,8 +126,7 @@ def _read_sof(marker: int, segment: memoryview) -> Jpeg:
 
 
 def png_chunks(data: memoryview) -> Iterator[tuple[bytes, int, int]]:
-    """(type, start, end) of each chunk's payload, up to and including IEND.
-    Raises TRUNCATED if the bytes end before."""
+    """(type, start, end) of each chunk's payload, up to and including IEND. Raises TRUNCATED if the bytes end before."""
     at, kind = 8, b""
     while kind != b"IEND":
         if at + 12 > len(data):
@@ -295,9 +294,8 @@ def find_crop(properties: dict[bytes, memoryview]) -> tuple[int, int, int, int]:
 
 
 def read_heif(data: memoryview) -> Size:
-    """As AVIF, but after rotation and cropping: pillow-heif rotates (irot) and crops (clap) the pixels while
-    it decodes, in the order of the properties. Encoders that pad a picture to whole blocks use clap to
-    restore its size."""
+    """As AVIF, but after rotation and cropping: pillow-heif rotates (irot) and crops (clap) the pixels while it decodes, in
+    the order of the properties. Encoders that pad a picture to whole blocks use clap to restore its size."""
     properties = primary_properties(data)
     width, height = struct.unpack_from(">II", dict(properties)[b"ispe"], 4)
     for kind, value in properties:
@@ -309,8 +307,7 @@ def read_heif(data: memoryview) -> Size:
 
 
 def primary_properties(data: memoryview) -> list[tuple[bytes, memoryview]]:
-    """(type, payload) of each property of the primary item, in the order in which they apply,
-    with at least an ispe."""
+    """(type, payload) of each property of the primary item, in the order in which they apply, with at least an ispe."""
     boxes = dict(_boxes(data))
     meta = dict(_boxes(boxes.get(b"meta", NOTHING)[4:]))
     table = dict(_boxes(meta.get(b"iprp", NOTHING)))
@@ -320,8 +317,8 @@ def primary_properties(data: memoryview) -> list[tuple[bytes, memoryview]]:
         raise ImageError(Reason.HEADER, "the file names no primary picture")
     item = struct.unpack_from(">H" if meta[b"pitm"][0] == 0 else ">I", meta[b"pitm"], 4)[0]
     properties = list(_boxes(table[b"ipco"]))
-    parts = [part for kind, part in _boxes(meta[b"iprp"]) if kind == b"ipma"]
-    numbers = next(filter(None, (_property_numbers(part, item) for part in parts)), [])
+    listed = (_property_numbers(part, item) for kind, part in _boxes(meta[b"iprp"]) if kind == b"ipma")
+    numbers = next(filter(None, listed), [])
     mine = [properties[number - 1] for number in numbers if 0 < number <= len(properties)]
     if b"ispe" not in dict(mine):
         raise ImageError(Reason.HEADER, "the primary picture states no size")

@@ -1,8 +1,7 @@
 """From a file's bytes to pixels on the device: a check of the header, then the decoding of a batch.
 
-`inspect` reads the header alone, in plain Python, and needs neither torch nor Pillow. `decode` sends the
-JPEGs of a batch to the GPU's decoder in one call. Everything else, and every JPEG that the GPU cannot decode,
-goes to disposable child processes.
+`inspect` reads the header alone, in plain Python, and needs neither torch nor Pillow. `decode` sends the JPEGs of a batch to
+the GPU's decoder in one call. Everything else, and every JPEG that the GPU cannot decode, goes to disposable child processes.
 """
 
 from __future__ import annotations
@@ -72,13 +71,8 @@ def inspect(data: memoryview, limits: Limits) -> Header:
     if orientation > 4:
         width, height = height, width
     _check_size(width, height, len(data), limits)
-    return Header(name, width, height, orientation, count_pages(name, data), _is_deep(name, data))
-
-
-def _is_deep(name: str, data: memoryview) -> bool:
-    """Whether a picture needs samples.py: gray with more than 8 bits, much of TIFF, and a PNG of which the lower bits say what
-    is white or transparent. Or scans.py: a JPEG with long rows of zeros."""
-    return name in DEEP and DEEP[name](data)
+    is_deep = name in DEEP and DEEP[name](data)
+    return Header(name, width, height, orientation, count_pages(name, data), is_deep)
 
 
 def _is_deep_png(data: memoryview) -> bool:
@@ -88,6 +82,8 @@ def _is_deep_png(data: memoryview) -> bool:
     return png_significant_bits(data) < 16 or (kind == 2 and b"tRNS" in png_properties(data))
 
 
+# Whether a picture needs samples.py: gray with more than 8 bits, much of TIFF, and a PNG of which the lower bits say what is
+# white or transparent. Or scans.py: a JPEG with long rows of zeros.
 DEEP: dict[str, Callable[[memoryview], bool]] = {
     "JPEG": lambda data: find_zeros(data) is not None,
     "PNG": _is_deep_png,
@@ -156,9 +152,8 @@ def decode(
 ) -> list[torch.Tensor | ImageError]:
     """Decode a batch: a tensor or an error for each (bytes, header from `inspect`), in order.
 
-    A tensor is uint8 [3, height, width] on `device`, contiguous, RGB, upright; transparent pixels are blended
-    with white, black or gray, see grounds.py. On a GPU, one call decodes at most
-    CALL_PIXELS pixels. Raises OutOfMemory and DeviceLost.
+    A tensor is uint8 [3, height, width] on `device`, contiguous, RGB, upright; transparent pixels are blended with white,
+    black or gray, see grounds.py. On a GPU, one call decodes at most CALL_PIXELS pixels. Raises OutOfMemory and DeviceLost.
     """
     import torch
 

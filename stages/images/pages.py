@@ -43,8 +43,7 @@ def _walk_webp(data: memoryview) -> Iterator[bytes]:
 
 
 def _walk_png(data: memoryview) -> Iterator[object]:
-    """An animated PNG has the number of its frames before the first.
-    Its default image may be an additional picture."""
+    """An animated PNG has the number of its frames before the first. Its default image may be an additional picture."""
     control = png_properties(data).get(b"acTL")
     return iter(range(struct.unpack_from(">I", control)[0] if control else 1))
 

@@ -75,8 +75,7 @@ TIFF_OFFSETS, TIFF_LENGTHS = (273, 324), (279, 325)  # of strips and of tiles
 
 
 def prepare() -> None:
-    """Set up Pillow for untrusted files: no warnings, no threads,
-    no check for bombs (`inspect` has checked the size)."""
+    """Set up Pillow for untrusted files: no warnings, no threads, no check for bombs (`inspect` has checked the size)."""
     import PIL.AvifImagePlugin
 
     for name in LATE:  # now, as no file can be opened any more when they are needed
@@ -103,8 +102,7 @@ def _open_heif(file: io.BytesIO) -> Image.Image:
 def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
     """Decode the first picture of `data` into `out`, rows of RGB from the top, upright.
 
-    Raises ImageError: HEADER if the picture has another size than the header, TRUNCATED, DECODER;
-    MemoryError.
+    Raises ImageError: HEADER if the picture has another size than the header, TRUNCATED, DECODER; MemoryError.
     """
     is_turned = header.format == "TIFF" and not header.is_deep  # by Pillow
     orientation = 1 if is_turned else header.orientation

@@ -226,9 +226,7 @@ PARAMETERS = (1, 3, 4, 5, 7)  # of each type of parametric curve
 def _read_curve(tag: bytes) -> tuple[float, ...]:
     """A curve at 256 levels."""
     if tag[:4] == b"para":
-        (kind,) = struct.unpack_from(">H", tag, 8)
-        numbers = struct.unpack_from(f">{PARAMETERS[kind]}i", tag, 12)
-        g, a, b, c, d, e, f = _all_parameters(kind, [number / 65536 for number in numbers])
+        g, a, b, c, d, e, f = _all_parameters(tag)
         curve = [(a * x + b) ** g + e if x >= d and a * x + b >= 0 else c * x + f for x in LEVELS]
     elif tag[:4] == b"curv":
         (count,) = struct.unpack_from(">I", tag, 8)
@@ -245,8 +243,10 @@ def _read_curve(tag: bytes) -> tuple[float, ...]:
 LEVELS = tuple(level / 255 for level in range(256))
 
 
-def _all_parameters(kind: int, numbers: list[float]) -> list[float]:
+def _all_parameters(tag: bytes) -> list[float]:
     """g, a, b, c, d, e, f: (ax + b)^g + e from d on, and cx + f below."""
+    (kind,) = struct.unpack_from(">H", tag, 8)
+    numbers = [number / 65536 for number in struct.unpack_from(f">{PARAMETERS[kind]}i", tag, 12)]
     if kind == 0:
         return [numbers[0], 1, 0, 0, 0, 0, 0]
     g, a, b, *rest = numbers

@@ -108,8 +108,7 @@ FILTERS = {
 def prepare_axis(
     size: int, resized: int, start: int, kept: int, device: str = "cpu", by: Filter = BICUBIC
 ) -> Axis:
-    """A resize from `size` to `resized` pixels, only outputs `start` to `start + kept`,
-    in torch's integer arithmetic.
+    """A resize from `size` to `resized` pixels, only outputs `start` to `start + kept`, in torch's integer arithmetic.
 
     That is _compute_index_ranges_int16_weights in ATen's UpSampleKernel.cpp: the weights have as many bits as
     the largest weight of all outputs allows in 16 bits. Where an axis grows, the largest weight is the first
@@ -186,8 +185,7 @@ def resize_with_kernels(
     deviation: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """uint8 [3, height, width] each, with the axes of its rows and columns, to [images, 3, height, width],
-    normalized."""
+    """uint8 [3, height, width] each, with the axes of its rows and columns, to [images, 3, height, width], normalized."""
     from stages.images.kernel import resize_height_kernel
 
     table, resized = resize_columns(pixels, axes)
@@ -274,8 +272,7 @@ class Resizer:
     def __init__(
         self, settings: Any, geometry: AnyGeometry | PatchGeometry, device: str, dtype: torch.dtype
     ) -> None:
-        """settings: an image processor of transformers. Raises ValueError if it asks for a filter that is not
-        supported."""
+        """settings: an image processor of transformers. Raises ValueError if it asks for a filter that is not supported."""
         self.dtype, self._geometry = dtype, geometry
         if settings.resample not in FILTERS:
             known = " or ".join(f"{kind.value} ({kind.name.lower()})" for kind in FILTERS)

@@ -278,15 +278,11 @@ def _type_of(picture: Directory) -> np.dtype[Any]:
 
 def _segments(picture: Directory, plane: int, width: int, height: int) -> Iterator[StripOrTile]:
     """Those of one plane, or of all samples, without those that a program has left out because they are empty."""
-    is_tiled = picture.is_tiled
     offsets, lengths = picture.parts
-    columns = picture.integer(tiff.TILE_WIDTH) if is_tiled else width
-    rows = (
-        picture.integer(tiff.TILE_HEIGHT)
-        if is_tiled
-        else min(picture.integer(tiff.STRIP_ROWS, height), height)
-    )
-    if not rows or not columns:
+    columns, rows = width, min(picture.integer(tiff.STRIP_ROWS, height), height)
+    if picture.is_tiled:
+        columns, rows = picture.integer(tiff.TILE_WIDTH), picture.integer(tiff.TILE_HEIGHT)
+    if 0 in (columns, rows):
         raise ImageError(Reason.HEADER, "the TIFF has strips or tiles without a size")
     across = -(-width // columns)
     count = across * -(-height // rows)
@@ -297,7 +293,7 @@ def _segments(picture: Directory, plane: int, width: int, height: int) -> Iterat
     places = sorted(offsets)
     for number, (at, size) in enumerate(listed):
         top = number // across * rows
-        whole = rows if is_tiled else min(rows, height - top)
+        whole = rows if picture.is_tiled else min(rows, height - top)
         size = _find_bytes(picture, places, at, size, whole * row_bytes)
         if not (at and size):
             continue

@@ -23,8 +23,7 @@ CLONE_THREAD = 0x10000
 X32 = 0x40000000  # from here on, the numbers of x86-64's second set of system calls
 
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # from linux/audit.h
-# What the interpreter, its allocator and the image libraries'
-# threads need: numbers on x86-64 and on 64-bit ARM.
+# What the interpreter, its allocator and the image libraries' threads need: numbers on x86-64 and on 64-bit ARM.
 KEPT = {
     "read": (0, 63), "write": (1, 64), "close": (3, 57), "lseek": (8, 62), "fstat": (5, 80),
     "recvfrom": (45, 207), "sendto": (44, 206), "ppoll": (271, 73), "poll": (7, 73),
@@ -36,8 +35,7 @@ KEPT = {
     "clock_gettime": (228, 113), "clock_nanosleep": (230, 115), "nanosleep": (35, 101), "restart_syscall": (219, 128),
     "getrandom": (318, 278), "exit": (60, 93), "exit_group": (231, 94),
 }  # fmt: skip
-# Allowed for some arguments only: the position of the argument, the test that it must pass,
-# and the operands of the test.
+# Allowed for some arguments only: the position of the argument, the test that it must pass, and the operands of the test.
 KEPT_IN_PART = {
     # clone: threads, but no process, which would outlive this one.
     (56, 220): (FIRST_AT, JUMP_IF_ANY_BIT, (CLONE_THREAD,)),
@@ -57,8 +55,7 @@ ALL_NETWORK, ALL_SCOPES = 0b11, 0b11  # TCP from version 4 on; foreign sockets a
 
 
 def keep_system_calls() -> None:
-    """Give up all system calls except KEPT for good, if the kernel can.
-    Needs PR_SET_NO_NEW_PRIVS and a single thread."""
+    """Give up all system calls except KEPT for good, if the kernel can. Needs PR_SET_NO_NEW_PRIVS and a single thread."""
     machine = os.uname().machine
     if machine not in MACHINES:
         return

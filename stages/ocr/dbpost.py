@@ -1,10 +1,8 @@
-"""From a map of text probabilities to quadrilaterals: the post-processing of differentiable binarization.
-No torch.
+"""From a map of text probabilities to quadrilaterals: the post-processing of differentiable binarization. No torch.
 
-Reference: Liao et al., "Real-time Scene Text Detection with Differentiable Binarization", 2020, with
-rapidocr's constants: the boxes are the same as rapidocr's. This runs for every image under the interpreter
-lock. So each box takes only a few calls of cv2, which releases the lock, and numpy does all arithmetic for
-all boxes of a batch at once.
+Reference: Liao et al., "Real-time Scene Text Detection with Differentiable Binarization", 2020, with rapidocr's constants:
+the boxes are the same as rapidocr's. This runs for every image under the interpreter lock. So each box takes only a few calls
+of cv2, which releases the lock, and numpy does all arithmetic for all boxes of a batch at once.
 """
 
 from __future__ import annotations
@@ -116,8 +114,7 @@ def find_outlines(mask: Mask) -> list[Any]:
 
 
 def enclose(outlines: Iterable[Any], shortest_side: float) -> tuple[Quads, NDArray[np.bool_]]:
-    """The rectangle of least area around each outline, without those that are too thin;
-    and a mask of the outlines kept."""
+    """The rectangle of least area around each outline, without those that are too thin; and a mask of the outlines kept."""
     rectangles = [cv2.minAreaRect(outline) for outline in outlines]
     kept = np.array([min(size) >= shortest_side for _, size, _ in rectangles], dtype=bool)
     quads = [cv2.boxPoints(rectangle) for rectangle in itertools.compress(rectangles, kept)]
@@ -125,8 +122,7 @@ def enclose(outlines: Iterable[Any], shortest_side: float) -> tuple[Quads, NDArr
 
 
 def order_corners(quads: Quads) -> Quads:
-    """Corners clockwise from top left: of the two leftmost the upper, of the two rightmost the upper,
-    and so on."""
+    """Corners clockwise from top left: of the two leftmost the upper, of the two rightmost the upper, and so on."""
     pairs = quads[np.arange(len(quads))[:, None], np.argsort(quads[:, :, 0], axis=1, kind="stable")].reshape(
         -1, 2, 2
     )
@@ -159,8 +155,7 @@ def mean_inside(maps: Maps, owner: NDArray[np.int64], quads: Quads) -> NDArray[n
 
 
 def grow(quads: Quads, ratio: float) -> NDArray[np.int32]:
-    """Rectangles moved outwards by ratio · area / perimeter, with rounded corners: [N, points, 2],
-    some points repeated.
+    """Rectangles moved outwards by ratio · area / perimeter, with rounded corners: [N, points, 2], some points repeated.
 
     This is the polygon offset with round joins of the Clipper library (Johnson, version 6.4) for convex
     outlines: corners are rounded down to whole pixels, each becomes an arc of chords between the normals of

@@ -58,7 +58,9 @@ DIGIT = re.compile(r"\d")
 AMOUNT = re.compile(r"\d[.,]\d\d(?!\d)")
 CJK_WORD, LATIN_WORD = 2.5, 7.0  # characters; a recognizer often leaves out the spaces of small print
 
-Scored = Sequence[tuple[str, float]]  # texts and their scores
+Scored = Sequence[
+    tuple[str, float] | tuple[str, float, bool]
+]  # texts, their scores, and whether they were guessed
 Columns = Sequence[Sequence[str]]
 
 
@@ -107,14 +109,13 @@ def find_slope(x: NDArray[Any], y: NDArray[Any]) -> float:
 
 def is_sure(texts: Scored) -> bool:
     """Whether the mean score of the characters is at least SURE."""
-    count = sum(len(text.strip()) for text, _ in texts)
-    return sum(score * len(text.strip()) for text, score in texts) >= SURE * max(count, 1)
+    count = sum(len(text.strip()) for text, *_ in texts)
+    return sum(score * len(text.strip()) for text, score, *_ in texts) >= SURE * max(count, 1)
 
 
 def score_reading(texts: Scored) -> float:
-    """How likely it is that a page was read upright: its characters,
-    weighted by their line's score above NEUTRAL."""
-    return sum((score - NEUTRAL) * len(text.strip()) for text, score in texts if score > NEUTRAL)
+    """How likely it is that a page was read upright: its characters, weighted by their line's score above NEUTRAL."""
+    return sum((score - NEUTRAL) * len(text.strip()) for text, score, *_ in texts if score > NEUTRAL)
 
 
 def reads_right_to_left(characters: Sequence[str]) -> bool:
@@ -245,24 +246,25 @@ def are_labels(texts: Sequence[str], least: float = 0.3) -> bool:
     return sum(map(is_label, texts[1:])) > least * len(texts[1:])
 
 
-def are_fields(rows: Columns, columns: Columns, small: int | None, slack: float | None) -> bool:
-    """Whether two rows are labels and the values below or above them. small: the row in small print, if one is.
+def are_small_labels(small: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether a row in small print are the labels of another one: it is as full, and looks less like values."""
+    return len(small) >= max(len(other), 2) and share_values(small) <= max(share_values(other), 0.5)
 
-    Small print is a label if it is as full as the other row and looks less like values. Otherwise labels have no digits,
-    and rows differ more than columns, as those of a form with the label before its value do, or less by slack. If slack is
-    None there is only one row of fields: then no label looks like a value, and the first value does, or some of several.
+
+def are_fields(rows: Columns, columns: Columns, slack: float | None) -> bool:
+    """Whether two rows are labels and the values below or above them.
+
+    Labels have no digits, and rows differ more than columns, as those of a form with the label before its value do, or
+    less by slack. If slack is None there is only one row of fields: then no label looks like a value, and the first value
+    does, or some of several.
     """
-    if small is not None and len(rows[small]) >= max(len(rows[1 - small]), 2):
-        label, value = share_values(rows[small]), share_values(rows[1 - small])
-        if label <= max(value, 0.5):
-            return True
     if min(map(share_numbers, rows)) > 0 or all(any(map(is_label, row)) for row in rows):
         return False
     labels, values = sorted(rows, key=share_values)
     if slack is None:
         has_values = is_value(values[0]) or (len(values) > 2 and share_values(values) >= 0.3)
         return has_values and share_values(labels) == 0
-    across = [share_values(column) for column in columns]
+    across = list(map(share_values, columns))
     return share_values(values) - share_values(labels) + slack >= max(across) - min(across)
 
 
@@ -274,16 +276,17 @@ def are_text(columns: Columns, least_words: float) -> bool:
     """
     words = []
     for column in reversed(columns):
-        said = [count_words(text) for text in column]
+        said = list(map(count_words, column))
         words.append(median(said))
         if median_low(said) < 1 or are_labels(column) or all(map(AMOUNT.search, column)):
             return False
-    if min(words) >= PROSE or least_words >= PROSE:
+    if max(min(words), least_words) >= PROSE:
         return min(words) >= PROSE
-    numbers = [share_numbers(column) for column in columns]
+    numbers = list(map(share_numbers, columns))
     differ = max(numbers) - min(numbers)
-    is_list = max(words) <= ALIKE_WORDS * min(words) and differ <= ALIKE_NUMBERS and min(words) >= least_words
-    return is_list or are_sorted(columns) or (0 < min(numbers) < 1 and differ <= 2 * ALIKE_NUMBERS)
+    if min(words) >= least_words and max(words) <= ALIKE_WORDS * min(words) and differ <= ALIKE_NUMBERS:
+        return True  # a list
+    return are_sorted(columns) or (0 < min(numbers) < 1 and differ <= 2 * ALIKE_NUMBERS)
 
 
 def are_sorted(columns: Columns) -> bool:

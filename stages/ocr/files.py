@@ -68,9 +68,10 @@ def find(path: Path) -> dict[str, str]:
                 )
             found[role] = file
     # In a folder of any other name, a file that cannot be read may be of another stage.
-    ours = [error for folder, error in damage.items() if found or folder.name in ("ocr", *NAMES)]
-    if ours and NAMES.keys() - found.keys():
-        raise ours[0]
+    if NAMES.keys() - found.keys():
+        for folder, error in damage.items():
+            if found or folder.name in ("ocr", *NAMES):
+                raise error
     return found
 
 

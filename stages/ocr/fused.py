@@ -117,8 +117,7 @@ class FusedDetector:
         self.head = DeconvHead.of(head.conv_up.convolution, head.conv_final)
 
     def infer(self, pages: Tensor) -> Tensor:
-        """Each pixel's probability of text as a byte, uint8 [N, H, W]. pages: uint8 [N, H, W, 3],
-        sides multiples of 32."""
+        """Each pixel's probability of text as a byte, uint8 [N, H, W]. pages: uint8 [N, H, W, 3], sides multiples of 32."""
         hidden, _ = launch.conv2d(self.down, self._run_neck(self.encoder(pages)))
         return launch.deconv_head(self.head, hidden)
 
@@ -156,11 +155,9 @@ class FusedRecognizer:
         self.local = DepthwiseConvolution.of(network.svtr.conv_block[2].convolution)
 
     def infer(self, lines: Tensor, resized: Tensor, padded: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The most likely class at each step and its probability, both [N, W // 8];
-        BLANK beyond a line's own width.
+        """The most likely class at each step and its probability, both [N, W // 8]; BLANK beyond a line's own width.
 
-        lines: uint8 [N, 48, W, 3]. resized: int64 [N], a line's own columns. padded: int64 [N],
-        its columns with its padding.
+        lines: uint8 [N, 48, W, 3]. resized: int64 [N], a line's own columns. padded: int64 [N], its columns with its padding.
         """
         assert padded is not None
         hidden = self.encoder(lines, resized, padded)[-1]

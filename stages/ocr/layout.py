@@ -84,17 +84,15 @@ def order_lines(quads: Quads, texts: Sequence[str], turns: int = 0) -> list[int]
     if is_tall and direction.guess_turns(quads[[len(text) > 1 for text in texts]]):
         # Vertical Japanese: a line runs down, the next one is at its left.
         return order_lines(quads, texts, turns=1)
-    places = list(map(LinePlace, *edges, map(str.strip, texts), range(len(texts))))
-    places, margin = split_margin(
-        places, np.flatnonzero(bottom - top > VERTICAL_RATIO * (right - left)).tolist()
-    )
+    places, margin = split_margin(list(map(LinePlace, *edges, map(str.strip, texts), range(len(texts)))))
     em = max(median(place.height for place in places), 1.0)
-    return [place.number for part in (places, margin) if part for place in order_region(part, em)]
+    return [place.number for part in (places, margin) for place in order_region(part, em)]
 
 
-def split_margin(places: list[LinePlace], tall: Sequence[int]) -> tuple[list[LinePlace], list[LinePlace]]:
+def split_margin(places: list[LinePlace]) -> tuple[list[LinePlace], list[LinePlace]]:
     """The lines in rows, and those that run up or down, as a number in the margin does."""
-    margin = [places[i] for i in tall if len(places[i].text) > 2]
+    tall = [place for place in places if place.height > VERTICAL_RATIO * (place.right - place.left)]
+    margin = [place for place in tall if len(place.text) > 2]
     if not margin or len(margin) == len(places):
         return places, []
     return [place for place in places if place not in margin], margin
@@ -128,9 +126,7 @@ def order_rows(
     """The lines of a section whose columns have common rows."""
     by_rows = flatten(rows)
     columns = split_columns(by_rows, gutters)
-    marks = direction.compare_marks(
-        [place.text for place in by_rows], [place.text for place in flatten(columns)]
-    )
+    marks = direction.compare_marks(texts_of(by_rows), texts_of(flatten(columns)))
     if marks > 0:
         return by_rows
     if not marks and (groups := split_groups(rows, gaps, gutters, em)):
@@ -142,6 +138,15 @@ def order_rows(
 
 def flatten(groups: Iterable[Iterable[LinePlace]]) -> list[LinePlace]:
     return list(chain.from_iterable(groups))
+
+
+def texts_of(places: Iterable[LinePlace]) -> list[str]:
+    return [place.text for place in places]
+
+
+def middle_of(row: Row) -> float:
+    """The mean of its lines' middles."""
+    return sum(place.middle for place in row) / len(row)
 
 
 def split_rows(places: Row, em: float) -> tuple[list[list[LinePlace]], list[float]]:
@@ -186,18 +191,15 @@ def ends_above(
     """Whether a section ends above a row: as all that it has is a heading, or as this row is a heading or a foot, or is set
     off and begins where no column does. Headings and feet are single lines; a foot begins where no line near it does."""
     row, above = rows[end], rows[start]
-    is_title = end == start + 1 and len(above) == 1
     is_set_off = gaps[end] - SET_OFF * em > usual
     following = flatten(rows[end + 1 : end + 1 + AHEAD])
-    if is_title:
-        lefts = [left for left, _ in find_columns([*row, *following])[1:]]
-        return above[0].height > LARGE * em or not begins(above, lefts, em)
-    lefts = [left for left, _ in columns]
+    if end == start + 1 and len(above) == 1:  # a title
+        return above[0].height > LARGE * em or not begins(above, find_columns([*row, *following])[1:], em)
     if len(row) > 1:
-        return is_set_off and (gaps[end] > usual + BREAK * em or not begins(row, lefts, em))
-    if not begins(row, lefts, em):
+        return is_set_off and (gaps[end] > usual + BREAK * em or not begins(row, columns, em))
+    if not begins(row, columns, em):
         around = [*flatten(rows[max(start, end - AHEAD) : end]), *following]
-        return is_set_off or not begins(row, [place.left for place in around], em)
+        return is_set_off or not begins(row, around, em)
     own = median(gaps[start + 1 : end] or [usual])
     return gaps[end] - SET_OFF * em > max(usual, own) and is_heading(rows, gaps, end, columns, em)
 
@@ -205,7 +207,7 @@ def ends_above(
 def is_heading(rows: Rows, gaps: Sequence[float], end: int, columns: Sequence[Span], em: float) -> bool:
     """Whether a line that is set off and begins where a column does is large, or above columns, or close to a wide line."""
     row, has_columns = rows[end], find_gutters(find_columns(flatten(rows[end + 1 : end + 1 + AHEAD])), em)
-    if row[0].height > LARGE * em or begins(row, [left for left, _ in columns[1:]], em):
+    if row[0].height > LARGE * em or begins(row, columns[1:], em):
         return row[0].height > LARGE * em or not has_columns
     is_close = gaps[end + 1] + SET_OFF * em < gaps[end]
     return bool(has_columns) or (
@@ -218,9 +220,9 @@ def find_gutters(columns: Sequence[Span], em: float) -> list[float]:
     return [(a + b) / 2 for (_, a), (b, _) in pairwise(columns) if b - a >= GUTTER * em]
 
 
-def begins(row: Row, lefts: Sequence[float], em: float) -> bool:
-    """Whether each line of a row begins at one of these edges."""
-    return all(any(abs(place.left - left) < FLUSH * em for left in lefts) for place in row)
+def begins(row: Row, others: Row | Sequence[Span], em: float) -> bool:
+    """Whether each line of a row begins at the left edge of another line, or of a column."""
+    return all(any(abs(place.left - other[0]) < FLUSH * em for other in others) for place in row)
 
 
 def find_columns(places: Row) -> list[Span]:
@@ -261,8 +263,7 @@ def share_rows(first: Row, second: Row, em: float) -> tuple[float, bool]:
 
 def join_columns(columns: Sequence[list[LinePlace]], shares: Shares) -> list[list[LinePlace]]:
     """Columns with common rows in one part. Labels with colons do not belong to what is left of them."""
-    texts = [[place.text for place in column] for column in columns]
-    labels = [direction.are_labels(column, LABELS) for column in texts]
+    labels = [direction.are_labels(texts_of(column), LABELS) for column in columns]
     first = labels.index(True) if any(labels) else 0
     parts = [[*columns[0]]]
     for i, (aligned, are_beside) in enumerate(shares, start=1):
@@ -282,16 +283,19 @@ def split_blocks(rows: Rows, em: float) -> list[list[LinePlace]]:
     heads, places = sorted(rows[0]), flatten(rows)
     if len(rows) < FEW_ROWS or len(heads) < 2 or len(places) <= len(rows) * len(heads):
         return []
-    spans = find_columns(places)
-    empty = [(right - left, (left + right) / 2) for (_, left), (right, _) in pairwise(spans)]
-    widest = [max([gap for gap in empty if a.left < gap[1] < b.left] or [(0, 0)]) for a, b in pairwise(heads)]
-    blocks = split_columns(places, [middle for _, middle in widest])
-    for block in blocks:
-        fields = split_rows(block[1:], em)[0]
-        labels = [min(field).text for field in fields if len(field) > 1]
-        if 2 * len(labels) <= len(fields) or median(map(direction.count_words, labels)) < 1:
-            return []
-    return blocks
+    empty = [(right - left, (left + right) / 2) for (_, left), (right, _) in pairwise(find_columns(places))]
+    middles = [  # of the widest gap between two heads
+        max((gap for gap in empty if a.left < gap[1] < b.left), default=(0, 0))[1] for a, b in pairwise(heads)
+    ]
+    blocks = split_columns(places, middles)
+    return blocks if all(has_labels(block[1:], em) for block in blocks) else []
+
+
+def has_labels(places: Row, em: float) -> bool:
+    """Whether most rows below a heading are fields: several lines, the first of which says something."""
+    rows = split_rows(places, em)[0]
+    labels = [min(row).text for row in rows if len(row) > 1]
+    return 2 * len(labels) > len(rows) and median(map(direction.count_words, labels)) >= 1
 
 
 def are_sentences(pair: Rows, aligned: float) -> bool:
@@ -301,7 +305,7 @@ def are_sentences(pair: Rows, aligned: float) -> bool:
     is_short = min(heights) < SHORT * max(heights)
     if aligned >= SENTENCES and not is_short:
         return False
-    says = [median(direction.count_words(place.text) for place in column) for column in pair]
+    says = [median(map(direction.count_words, texts_of(column))) for column in pair]
     return max(says) >= direction.PROSE and (aligned < SENTENCES or min(says) >= 1)
 
 
@@ -311,10 +315,8 @@ def are_columns(rows: Rows, columns: Rows, gutters: Sequence[float], shares: Sha
     if not all(are_beside for _, are_beside in shares) or min(map(len, columns)) < 2:
         return False
     has_holes = count_holes(rows, gutters) > max(1, HOLES * len(rows))
-    least = (
-        direction.PROSE if has_holes or len(rows) < max(FEW_ROWS, *map(len, columns)) else direction.PHRASE
-    )
-    return direction.are_text([[place.text for place in column] for column in columns], least)
+    is_prose = has_holes or len(rows) < max(FEW_ROWS, *map(len, columns))
+    return direction.are_text(list(map(texts_of, columns)), direction.PROSE if is_prose else direction.PHRASE)
 
 
 def count_holes(rows: Rows, gutters: Sequence[float]) -> int:
@@ -335,19 +337,21 @@ def split_groups(rows: Rows, gaps: Sequence[float], gutters: Sequence[float], em
     """
     groups = group_rows(rows, gaps, em)
     pairs = [group for group in groups if len(group) == 2]
-    if pairs and len(pairs) >= MOST_FIELDS * len(groups) and are_pairs(pairs):
-        return groups
+    are_fields = len(pairs) >= MOST_FIELDS * len(groups) > 0 and are_pairs(pairs)
+    return groups if are_fields or are_cells(groups, gutters[0]) else []
+
+
+def are_cells(groups: Sequence[Rows], gutter: float) -> bool:
+    """Whether each group is a row of a table: its further rows go on in the cells after the first gutter."""
     later = [flatten(group[1:]) for group in groups if len(group) > 1]
-    wraps = all(place.left > gutters[0] for place in flatten(later)) and (
-        len(later) > 1 or (later and not direction.share_numbers([place.text for place in later[0]]))
-    )
-    return groups if wraps else []
+    if not later or any(place.left <= gutter for place in flatten(later)):
+        return False
+    return len(later) > 1 or not direction.share_numbers(texts_of(later[0]))
 
 
 def group_rows(rows: Rows, gaps: Sequence[float], em: float) -> list[Rows]:
     """Groups of rows that are closer to each other than to the rows above and below; none if no rows are."""
-    middles = [sum(place.middle for place in row) / len(row) for row in rows]
-    steps = [gaps[0] + em, *(b - a for a, b in pairwise(middles)), gaps[-1] + em]
+    steps = [gaps[0] + em, *(b - a for a, b in pairwise(map(middle_of, rows))), gaps[-1] + em]
     least = min(steps)
     jumps = [(a + b) / 2 for a, b in pairwise(sorted(steps)) if b - a >= APART * em]
     limit = min([*jumps[:1], least + em])
@@ -359,41 +363,38 @@ def group_rows(rows: Rows, gaps: Sequence[float], em: float) -> list[Rows]:
 
 def are_pairs(pairs: Sequence[Rows]) -> bool:
     """Whether the rows of each pair are labels and values: labels are in smaller print, or their words show it."""
-    rows = [flatten(pair[i] for pair in pairs) for i in (0, 1)]
-    places = zip_longest(*(sorted(row) for pair in pairs for row in pair))
-    columns = [[place.text for place in column if place] for column in places]
-    texts = [[place.text for place in row] for row in rows]
+    rows = list(map(flatten, zip(*pairs, strict=True)))
     heights = [median(place.height for place in row) for row in rows]
-    small = heights.index(min(heights)) if min(heights) < SMALL_PRINT * max(heights) else None
-    return direction.are_fields(texts, columns, small, SLACK if len(pairs) > 1 else None)
+    small, other = map(texts_of, rows if heights[0] <= heights[1] else reversed(rows))
+    if min(heights) < SMALL_PRINT * max(heights) and direction.are_small_labels(small, other):
+        return True
+    places = zip_longest(*map(sorted, chain.from_iterable(pairs)))
+    columns = [texts_of(filter(None, column)) for column in places]
+    return direction.are_fields(list(map(texts_of, rows)), columns, SLACK if len(pairs) > 1 else None)
 
 
 def order_row(row: Row, em: float) -> list[LinePlace]:
-    """The lines of one row from left to right; of a row that holds several, as a large letter beside small lines does,
-    each part by itself."""
+    """The lines of one row from left to right; of one with several, as a large letter beside small lines, part by part."""
     if len(row) == 1:
         return [*row]
     row = sorted(row, key=lambda place: (place.left, place.top, place.number))
-    middles = [place.middle for place in row]
+    middles, heights = [place.middle for place in row], [place.height for place in row]
     if max(middles) - min(middles) <= BESIDE * em:
         return row
-    if max(place.height for place in row) < 1.8 * min(place.height for place in row):
+    gutters = find_gutters(find_columns(row), 0)
+    if not gutters or max(heights) < 1.8 * min(heights):
         return trace_rows(row, em)
-    gutters = [(a + b) / 2 for (_, a), (b, _) in pairwise(join([(place.left, place.right) for place in row]))]
-    if not gutters:
-        return trace_rows(row, em)
-    return [place for column in split_columns(row, gutters) for place in order_region(column, em)]
+    return flatten(order_region(column, em) for column in split_columns(row, gutters))
 
 
 def trace_rows(places: Row, em: float) -> list[LinePlace]:
-    """Lines in rows that bend, as on a photographed page: each line goes on with the nearest one at its right end.
-    places: from left to right."""
+    """Lines, from left to right, in rows that bend, as in a photograph: each goes on with the nearest at its right end."""
     rows: list[list[LinePlace]] = []
     for place in places:
-        near = [row for row in rows if abs(row[-1].middle - place.middle) <= 0.6 * em]
-        if near:
-            min(near, key=lambda row: abs(row[-1].middle - place.middle)).append(place)
+        nearest = min(rows, key=lambda row: abs(row[-1].middle - place.middle), default=None)
+        if nearest and abs(nearest[-1].middle - place.middle) <= 0.6 * em:
+            nearest.append(place)
         else:
             rows.append([place])
-    rows.sort(key=lambda row: (sum(place.middle for place in row) / len(row), row[0].left))
-    return [place for row in rows for place in row]
+    rows.sort(key=lambda row: (middle_of(row), row[0].left))
+    return flatten(rows)

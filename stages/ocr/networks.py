@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -120,29 +120,29 @@ class NetworkLoader:
         """Those networks that the kernels know are fused, and the others are plain."""
         from stages.ocr.fused import FusedDetector, FusedRecognizer, is_known
 
-        detector, recognizer, characters = load_networks(self.files)
-        with torch.inference_mode(), device_errors():
-            networks = Networks(
-                FusedDetector(detector.to(self.device)) if is_known(detector) else self._place(detector),
-                FusedRecognizer(recognizer.to(self.device))
-                if is_known(recognizer)
-                else self._place(recognizer),
-                characters,
-                reads_right_to_left(characters),
-            )
-            self.try_out(networks)
-            synchronize(str(self.device))
+        def fuse(network: Any) -> Any:
+            if isinstance(network, Detector) and is_known(network):
+                return FusedDetector(network.to(self.device))
+            if isinstance(network, Recognizer) and is_known(network):
+                return FusedRecognizer(network.to(self.device))
+            return self._place(network)
+
+        networks = self._load(fuse)
         with suppress(OSError):  # then the next start compiles again
             self._find_mark().touch()
         return networks
 
     def _load_plain(self) -> Networks:
-        detector, recognizer, characters = load_networks(self.files)
         if self.device.type != "cpu" and self.dtype == torch.float32:
             torch.backends.cudnn.allow_tf32 = False  # TF32 keeps 10 of the 23 bits of a float32's mantissa
+        return self._load(self._place)
+
+    def _load(self, place: Callable[[Any], Any]) -> Networks:
+        """place: puts a network on the device."""
+        detector, recognizer, characters = load_networks(self.files)
         with torch.inference_mode(), device_errors():
             networks = Networks(
-                self._place(detector), self._place(recognizer), characters, reads_right_to_left(characters)
+                place(detector), place(recognizer), characters, reads_right_to_left(characters)
             )
             self.try_out(networks)
             synchronize(str(self.device))

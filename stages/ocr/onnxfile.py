@@ -23,8 +23,7 @@ WHEEL_FILES = {"det": "PP-OCRv6_det_small.onnx", "rec": "PP-OCRv6_rec_small.onnx
 
 
 def weight_files() -> dict[str, Path]:
-    """The detection ("det") and recognition ("rec") files inside the installed rapidocr package,
-    which is not imported."""
+    """The detection ("det") and recognition ("rec") files inside the installed rapidocr package, which is not imported."""
     try:
         folder = Path(str(distribution(WHEEL).locate_file(WHEEL))) / "models"
     except PackageNotFoundError:
@@ -72,8 +71,7 @@ class OnnxFile:
 
 
 def read_onnx(path: Path | str) -> OnnxFile:
-    """The layers of an ONNX file in file order. Their order identifies them,
-    because exporters change the names."""
+    """The layers of an ONNX file in file order. Their order identifies them, because exporters change the names."""
     import onnx
 
     fix = f"Install {WHEEL} again" if is_bundled(Path(path)) else "Copy it again"

@@ -1,8 +1,7 @@
 """The sizes of an image on its way to the detector, and the pieces in which a long one is read. No torch.
 
-rapidocr shrinks an image until its longer side is max_side, however narrow that makes it: of a screenshot of
-1080×15,000 pixels 144×2,000 are left, and no letter of it. Such an image is read in pieces that overlap, each as an
-image of its own.
+rapidocr shrinks an image until its longer side is max_side, however narrow that makes it: of a screenshot of 1080×15,000
+pixels 144×2,000 are left, and no letter of it. Such an image is read in pieces that overlap, each as an image of its own.
 """
 
 from __future__ import annotations
@@ -161,7 +160,7 @@ def heights_of(quads: Quads) -> Quads:
 def replace_parts(first: Quads, texts: Sequence[bool], second: Quads) -> tuple[list[int], list[int]]:
     """The numbers of the lines at the first and at the second scale that stay. A line at the second scale replaces the
     lines inside it; but one of these stays instead if it covers nearly all of it, or if it is a small line of text."""
-    gone: set[int] = set()
+    gone, is_text = np.zeros(len(first), bool), np.array(texts, bool)
     added: list[int] = []
     own, middles = np.ptp(first, axis=1).prod(axis=1), (first.min(axis=1) + first.max(axis=1)) / 2
     heights, second_heights = heights_of(first), heights_of(second)
@@ -171,13 +170,13 @@ def replace_parts(first: Quads, texts: Sequence[bool], second: Quads) -> tuple[l
         shared = np.maximum(edges, 0).prod(axis=1)
         area = (high - low).prod()
         is_inside = ((middles >= low) & (middles <= high)).all(axis=1)
-        whole_or_part = is_inside | (shared >= 0.5 * np.maximum(own, area))
-        inside = np.flatnonzero(whole_or_part).tolist()
-        read = [i for i in inside if texts[i]]
-        whole = [i for i in read if shared[i] >= WHOLE * area]
-        if any(heights[i] < 0.4 * second_heights[number] for i in read):
+        is_inside |= shared >= 0.5 * np.maximum(own, area)
+        read = np.flatnonzero(is_inside & is_text)
+        if (heights[read] < 0.4 * second_heights[number]).any():
             continue
-        gone.update(set(inside) - set(whole[:1]))
-        if not whole:
+        whole = read[shared[read] >= WHOLE * area]
+        is_inside[whole[:1]] = False
+        gone |= is_inside
+        if not len(whole):
             added.append(number)
-    return [i for i in range(len(first)) if i not in gone], added
+    return np.flatnonzero(~gone).tolist(), added

@@ -1,5 +1,4 @@
-"""PP-OCRv6 small: text detection and text recognition,
-transformers' modules filled from the rapidocr wheel's ONNX files.
+"""PP-OCRv6 small: text detection and text recognition, transformers' modules filled from the rapidocr wheel's ONNX files.
 
 Both networks take RGB. The published ones take BGR, so the input channels of their first convolution are
 reversed here. Batch norms are folded into their convolutions. The forward passes are written here: the
@@ -83,8 +82,7 @@ class Detector(nn.Module):
         return probabilities
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """pixels: [N, 3, H, W], RGB in -1..1, sides multiples of 32.
-        Returns each pixel's probability of text, [N, H, W]."""
+        """pixels: [N, 3, H, W], RGB in -1..1, sides multiples of 32. Returns each pixel's probability of text, [N, H, W]."""
         hidden = run_stem(self.encoder.convolution, pixels)
         features = []
         for stage in self.encoder.blocks:
@@ -95,8 +93,7 @@ class Detector(nn.Module):
         return probabilities.squeeze(1)
 
     def layers(self) -> Iterator[nn.Module]:
-        """The modules with weights in the ONNX file's order,
-        where the neck goes from its smallest map to its largest."""
+        """The modules with weights in the ONNX file's order, where the neck goes from its smallest map to its largest."""
         yield from encoder_layers(self.encoder)
         for insert in reversed(self.neck.insert_conv):
             yield insert.in_conv
@@ -115,10 +112,9 @@ class Detector(nn.Module):
 class Recognizer(nn.Module):
     """Text recognition: what a line of text says.
 
-    The network's convolutions, means and attention see the padding to the right of a line, so a line's answer
-    depends on its padded width. So that lines of different padded widths can share a tensor, `widths` has
-    each line's own: whatever is to the right of it is masked, and the answer is the same as from a tensor of
-    exactly that width.
+    The network's convolutions, means and attention see the padding to the right of a line, so a line's answer depends on its
+    padded width. So that lines of different padded widths can share a tensor, `widths` has each line's own: whatever is to
+    the right of it is masked, and the answer is the same as from a tensor of exactly that width.
     """
 
     shares_tensors = True  # between lines of different padded widths
@@ -143,15 +139,13 @@ class Recognizer(nn.Module):
         return network
 
     def infer(self, lines: Tensor, resized: Tensor, padded: Tensor | None) -> tuple[Tensor, Tensor]:
-        """`forward` on lines, uint8 [N, 48, W, 3]. resized, padded: int64 [N],
-        columns without and with padding."""
+        """`forward` on lines, uint8 [N, 48, W, 3]. resized, padded: int64 [N], columns without and with padding."""
         pixels = self.levels.normalize(lines, self.head.weight.dtype)
         answers: tuple[Tensor, Tensor] = self(blank_right(pixels, resized), padded)
         return answers
 
     def forward(self, pixels: Tensor, widths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The most likely class at each step and its probability, both [N, W // 8];
-        BLANK beyond a line's own width.
+        """The most likely class at each step and its probability, both [N, W // 8]; BLANK beyond a line's own width.
 
         pixels: [N, 3, 48, W], RGB in -1..1, zeros to the right of each line.
         widths: int64 [N], the padded width of each line, at most W; None when all are W.
@@ -202,8 +196,7 @@ def count_steps(widths: Tensor) -> Tensor:
 
 
 def masks_of(widths: Tensor | None, width: int, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
-    """Masks of each line at 1/2, 1/4 and 1/8 of the width, [N, 1, 1, columns]: 1 in the line,
-    0 to the right of it."""
+    """Masks of each line at 1/2, 1/4 and 1/8 of the width, [N, 1, 1, columns]: 1 in the line, 0 to the right of it."""
     if widths is None:
         return None, None, None
     halves, whole = (widths + 1) // 2, (width + 1) // 2
@@ -243,8 +236,7 @@ def run_block(block: Any, hidden: Tensor, kept: Tensor | None = None) -> Tensor:
 
 
 def excite(layers: nn.ModuleList, hidden: Tensor, kept: Tensor | None) -> Tensor:
-    """A gate for each channel from its mean over the line,
-    mean(hidden · kept) / mean(kept): sums would overflow float16."""
+    """A gate for each channel from its mean over the line, mean(hidden · kept) / mean(kept): sums would overflow float16."""
     if kept is None:
         gate = hidden.mean(dim=(2, 3), keepdim=True)
     else:
@@ -256,8 +248,7 @@ def excite(layers: nn.ModuleList, hidden: Tensor, kept: Tensor | None) -> Tensor
 
 
 def run_neck(neck: Any, features: Sequence[Tensor]) -> Tensor:
-    """The feature maps of the four stages, coarser ones added to finer ones,
-    concatenated at the finest one's size."""
+    """The feature maps of the four stages, coarser ones added to finer ones, concatenated at the finest one's size."""
     maps = [insert(feature) for insert, feature in zip(neck.insert_conv, features, strict=True)]
     for finer, coarser in ((2, 3), (1, 2), (0, 1)):
         maps[finer].add_(F.interpolate(maps[coarser], scale_factor=2))
@@ -312,12 +303,10 @@ def fill_recognizer(file: OnnxFile, path: Path | str, classes: int) -> Recognize
 
 
 def group_depthwise(network: Detector) -> None:
-    """Run the neck's 7×7 depthwise convolutions as grouped ones, which use a GPU's tensor cores;
-    the results are the same.
+    """Run the neck's 7×7 depthwise convolutions as grouped ones, which use a GPU's tensor cores; the results are the same.
 
-    In a group of 32 channels all weights except the diagonal are zero. In half precision with the channels
-    last, cuDNN on an H200 takes 0.16 ms for the grouped convolution on a page of 1280×960, and 0.99 ms for
-    the depthwise one.
+    In a group of 32 channels all weights except the diagonal are zero. In half precision with the channels last, cuDNN on an
+    H200 takes 0.16 ms for the grouped convolution on a page of 1280×960, and 0.99 ms for the depthwise one.
     """
     for layer in network.neck.input_conv:
         depthwise = layer.depthwise_convolution
@@ -332,8 +321,7 @@ def group_depthwise(network: Detector) -> None:
 
 
 def fill(network: Detector | Recognizer, file: OnnxFile, path: Path | str) -> None:
-    """Copy the file's layers into the network's modules, in order,
-    and remove the batch norms that are folded into them."""
+    """Copy the file's layers into the network's modules, in order, and remove the batch norms that are folded into them."""
     modules: list[Any] = list(network.layers())
     if [(KINDS[layer.kind], layer.weight.shape) for layer in file.layers] != list_shapes(network):
         raise OtherLayers(

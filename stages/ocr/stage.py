@@ -8,9 +8,8 @@ are not counted among the 1,000 outlines that are looked at, so noise hides no t
 
 rapidocr recognizes an image's lines in groups of six of similar shape, and pads a group to its widest line.
 The network sees the padding, so texts depend on it. Here each line keeps the padded width of its group, which
-depends on its own image alone, but it is recognized together with lines of any image: on the CPU in a tensor
-of exactly that width, on a GPU in one of a few widths, where ppocr.Recognizer masks what is beyond each
-line's own width.
+depends on its own image alone, but it is recognized together with lines of any image: on the CPU in a tensor of exactly that
+width, on a GPU in one of a few widths, where ppocr.Recognizer masks what is beyond each line's own width.
 """
 
 from __future__ import annotations
@@ -73,8 +72,7 @@ NARROWEST_LINE, WIDEST_LINE = 320, 3200  # columns
 MAP_PIXELS, FEW_MAP_PIXELS, LINE_COLUMNS = 1 << 26, 1 << 24, 1 << 18
 LINE_COLUMNS_CPU = 1 << 12
 
-# Of 1,123 rendered lines that were read correctly this marks 5, each without one of its letters;
-# of 813 read wrongly, 650.
+# Of 1,123 rendered lines that were read correctly this marks 5, each without one of its letters; of 813 read wrongly, 650.
 SURE_SHARE = 0.8
 
 SURE_LARGE = 0.9  # score of a line from which one of large letters is in the result
@@ -115,7 +113,7 @@ class OcrStage(Stage):
         pieces = [plan_pieces(image.width, image.height, self.options) for image in images]
         pages, quads = self._find(networks, images, pieces)
         turns = [guess_turns(boxes) if self.options.orientation else 0 for boxes in quads]
-        quads, readings = self._read_turned(networks, pages, quads, turns)
+        readings = self._read_turned(networks, pages, quads, turns)
         self._read_large(networks, pages, pieces, quads, readings)
         return [self._describe(*page) for page in zip(pieces, quads, readings, turns, strict=True)]
 
@@ -125,25 +123,28 @@ class OcrStage(Stage):
         """Each image's page, on the device, and the boxes of its lines in pixels of the padded page. The page of an
         image in several pieces is the image itself."""
         pixels = pixels_of(images)
-        owners = [i for i, plans in enumerate(pieces) for _ in plans]
-        plans = [plan for plans in pieces for plan in plans]
+        cuts = [(i, plan) for i, plans in enumerate(pieces) for plan in plans]
         pages: dict[int, Tensor] = {}
         found: dict[int, Quads] = {}
-        for places in self._batch_maps([plan.map for plan in plans]):
+        for places in self._batch_maps([plan.map for _, plan in cuts]):
+            batch = [cuts[k] for k in places]
             with hold_device(self.lock):
-                made = make_pages([pixels[owners[k]] for k in places], [plans[k] for k in places])
-                maps = self._detect(networks, made, plans[places[0]].map)
+                made = make_pages([(pixels[i], plan) for i, plan in batch])
+                maps = self._detect(networks, made, batch[0][1].map)
             found.update(zip(places, self._find_boxes(maps, made), strict=True))
-            pages |= {owners[k]: page for k, page in zip(places, made, strict=True)}
-        long = [i for i, parts in enumerate(pieces) if len(parts) > 1]
-        pages |= zip(long, self._keep_whole([pixels[i] for i in long]), strict=True)
-        return [pages[i] for i in range(len(images))], join_all(pieces, [found[k] for k in range(len(plans))])
+            pages |= {i: page for (i, _), page in zip(batch, made, strict=True)}
+        pages |= self._keep_whole(pixels, pieces)
+        return [pages[i] for i in range(len(images))], join_all(pieces, [found[k] for k in range(len(cuts))])
 
-    def _keep_whole(self, pixels: Sequence[Tensor]) -> list[Tensor]:
-        if not pixels:  # the lock costs a wait for the other thread
-            return []
+    def _keep_whole(
+        self, pixels: Sequence[Tensor], pieces: Sequence[Sequence[PiecePlan]]
+    ) -> dict[int, Tensor]:
+        """The pages of the images in several pieces."""
+        several = [i for i, plans in enumerate(pieces) if len(plans) > 1]
+        if not several:  # the lock costs a wait for the other thread
+            return {}
         with hold_device(self.lock):
-            return [interleave(image) for image in pixels]
+            return {i: interleave(pixels[i]) for i in several}
 
     def _find_boxes(self, maps: TextMaps, pages: Sequence[Tensor]) -> list[Quads]:
         sizes = [(page.shape[1], page.shape[0]) for page in pages]
@@ -199,24 +200,19 @@ class OcrStage(Stage):
 
     def _read_turned(
         self, networks: Networks, pages: Sequence[Tensor], quads: list[Quads], turns: list[int]
-    ) -> tuple[list[Quads], list[list[Reading]]]:
-        """Each page's boxes and their readings. With the option `orientation`, pages of any orientation; then turns
+    ) -> list[list[Reading]]:
+        """The readings of each page's boxes. With the option `orientation`, pages of any orientation; then turns
         are corrected."""
-        readings = self._read_pages(
-            networks, pages, [turn_corners(*page) for page in zip(quads, turns, strict=True)]
-        )
+        readings = self._read_pages(networks, pages, list(map(turn_corners, quads, turns)))
         if not self.options.orientation:
-            return quads, readings
-        doubtful = [i for i, texts in enumerate(readings) if not is_sure([text[:2] for text in texts])]
+            return readings
+        doubtful = [i for i, texts in enumerate(readings) if not is_sure(texts)]
         turned = [turn_corners(quads[i], turns[i] + 2) for i in doubtful]
-        for i, texts in zip(
-            doubtful, self._read_pages(networks, [pages[i] for i in doubtful], turned), strict=True
-        ):
-            if score_reading([text[:2] for text in texts]) > score_reading(
-                [text[:2] for text in readings[i]]
-            ):
+        again = self._read_pages(networks, [pages[i] for i in doubtful], turned)
+        for i, texts in zip(doubtful, again, strict=True):
+            if score_reading(texts) > score_reading(readings[i]):
                 turns[i], readings[i] = turns[i] + 2, texts
-        return quads, readings
+        return readings
 
     def _read_pages(
         self, networks: Networks, pages: Sequence[Tensor], quads: Sequence[Quads]
@@ -305,18 +301,18 @@ def join_all(pieces: Sequence[Sequence[PiecePlan]], found: Iterable[Quads]) -> l
     ]
 
 
-def make_pages(pixels: Sequence[Tensor], plans: Sequence[PiecePlan]) -> list[Tensor]:
+def make_pages(cuts: Sequence[tuple[Tensor, PiecePlan]]) -> list[Tensor]:
     """uint8 [height, width, 3] of each piece, from its image's [3, height, width], on its device."""
     pages: dict[int, Tensor] = {}
-    for (whole, wanted), places in group_places((plan.image, plan.page) for plan in plans).items():
-        pieces = [cut(pixels[k], plans[k]) for k in places]
+    for (whole, wanted), places in group_places((plan.image, plan.page) for _, plan in cuts).items():
+        pieces = [cut(*cuts[k]) for k in places]
         made = (
             map(interleave, pieces)
             if whole == wanted
             else resize([piece.permute(1, 2, 0) for piece in pieces], *wanted)
         )
         pages |= dict(zip(places, made, strict=True))
-    paddings = [plan.padding for plan in plans]
+    paddings = [plan.padding for _, plan in cuts]
     return [
         F.pad(pages[k], (0, 0, 0, 0, rows, rows)) if rows else pages[k] for k, rows in enumerate(paddings)
     ]
@@ -364,8 +360,7 @@ def bucket(columns: NDArray[np.int64]) -> NDArray[np.int64]:
 def decode(
     classes: NDArray[np.int64], probabilities: NDArray[np.float32], characters: Sequence[str]
 ) -> Iterator[Reading]:
-    """Each row's text by greedy CTC (without repeats and blanks), and the mean probability of its characters,
-    or 0.
+    """Each row's text by greedy CTC (without repeats and blanks), and the mean probability of its characters, or 0.
 
     A row counts as guessed if the sum of its characters' probabilities is small, compared with the number of
     characters, plus the doubt at the steps between them (a letter that is not among the classes is left out

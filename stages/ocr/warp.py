@@ -1,9 +1,8 @@
 """cv2's bilinear resize, perspective crop and mask of text: by cv2 on the CPU, by Triton kernels or torch on a GPU.
 
-Pages and lines are uint8 [height, width, 3]. So that answers do not depend on the device, the resize is bit
-for bit the same everywhere, and the crop differs by 1 of 255 in one pixel of several thousand. This is why
-the GPU uses cv2's integer arithmetic, and crops before it resizes where a single sampling step would be
-enough.
+Pages and lines are uint8 [height, width, 3]. So that answers do not depend on the device, the resize is bit for bit the same
+everywhere, and the crop differs by 1 of 255 in one pixel of several thousand. This is why the GPU uses cv2's integer
+arithmetic, and crops before it resizes where a single sampling step would be enough.
 """
 
 from __future__ import annotations
@@ -112,8 +111,7 @@ def resize_with_kernel(pages: Sequence[Tensor], width: int, height: int) -> Tens
 
 
 def crop_lines(pages: Sequence[Tensor], lines: TextLines, height: int, columns: int) -> Tensor:
-    """The lines, turned upright and resized to `height` rows and their own columns: uint8 [N, height,
-    columns, 3].
+    """The lines, turned upright and resized to `height` rows and their own columns: uint8 [N, height, columns, 3].
 
     The content beyond a line's own columns is undefined. Lines of one page must follow each other.
     """
@@ -169,8 +167,7 @@ def resize_in_torch(page: Tensor, width: int, height: int) -> Tensor:
 
 
 def bilinear_taps(source: Tensor, target: Tensor, outputs: int, clamp: bool = False) -> Taps:
-    """The two inputs that each output of a bilinear resize blends, in cv2's arithmetic,
-    from `source` to `target` [N] pixels.
+    """The two inputs that each output of a bilinear resize blends, in cv2's arithmetic, from `source` to `target` [N] pixels.
 
     clamp: outputs beyond the outermost centers take one input alone, as cv2 does horizontally.
     Otherwise they blend that input with itself, as cv2 does vertically. The two round differently.
@@ -195,8 +192,7 @@ def blend(upper: Tensor, lower: Tensor, upper_weight: Tensor, lower_weight: Tens
 
 
 def crop_with_kernel(pages: Sequence[Tensor], lines: TextLines, height: int, columns: int) -> Tensor:
-    """Axis-aligned lines are read from their pages. Slanted ones, half of those in the standard job,
-    are cropped first."""
+    """Axis-aligned lines are read from their pages. Slanted ones, half of those in the standard job, are cropped first."""
     slanted = (lines.corners != lines.corners[:, :1] + frames(lines)).any(axis=(1, 2))
     crops, starts = warp_with_kernel(pages, lines[np.flatnonzero(slanted).tolist()])
     table = np.stack(
@@ -281,8 +277,7 @@ def find_transforms(lines: TextLines) -> NDArray[np.float64]:
 
 
 def crop_in_torch(pages: Sequence[Tensor], lines: TextLines, height: int, columns: int) -> Tensor:
-    """Crops have all sizes, so their pixels are in one tensor, one crop after the other,
-    until they are resized."""
+    """Crops have all sizes, so their pixels are in one tensor, one crop after the other, until they are resized."""
     ends = np.cumsum(lines.width * lines.height)
     sizes = np.stack([lines.width, lines.height, lines.resized, ends - lines.width * lines.height])
     table = torch.from_numpy(np.concatenate([sizes, find_transforms(lines)])).to(pages[0].device)
@@ -320,8 +315,7 @@ def sample(page: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def resize_packed(pixels: Tensor, sizes: Tensor, height: int, columns: int) -> Tensor:
-    """Bilinear resize of consecutive crops; the tall ones
-    are turned a quarter counterclockwise at the same time."""
+    """Bilinear resize of consecutive crops; the tall ones are turned a quarter counterclockwise at the same time."""
     width, crop_height, resized, start = sizes
     vertical = crop_height >= VERTICAL_RATIO * width
     left, right, *column_weights = bilinear_taps(

@@ -45,23 +45,17 @@ def load_model(
     device: str,
     spread: Sequence[str] = (),
     small: str = "",
-    config: Mapping[str, Any] | None = None,
 ) -> Model:
     """A model in eval mode. Reads safetensors only: no pickle, no remote code, no network.
 
     spread: the devices on which its layers are to lie, instead of all on one device; `device` is the first.
     small: the dtype of its linear layers' weights: "int8", "float8" or "int4"; empty: as all else.
-    config: the content of its config.json, if that has been read.
     Raises StageUnusable if the folder has no weights, those of another model, or some that are NaN; OutOfMemory and
     DeviceLost.
     """
     model: Model
-    config = config or read_config(Path(folder) / "config.json")
-    if strange := list_attentions(config) - ATTENTIONS:
-        raise StageUnusable(
-            f"{folder}/config.json asks for the attention {min(strange)}, which may be code of the model hub; remove "
-            "attn_implementation from it."
-        )
+    config = read_config(Path(folder) / "config.json")
+    refuse_attention(folder, config)
     refuse_quantized(folder, config)
     if small:
         check_small(small, device)
@@ -95,6 +89,15 @@ def load_model(
     return model
 
 
+def refuse_attention(folder: str, config: Mapping[str, Any]) -> None:
+    """Raises StageUnusable if a config.json asks for an attention that is not of transformers or torch."""
+    if strange := list_attentions(config) - ATTENTIONS:
+        raise StageUnusable(
+            f"{folder}/config.json asks for the attention {min(strange)}, which may be code of the model hub; remove "
+            "attn_implementation from it."
+        )
+
+
 def list_attentions(config: Any) -> set[str]:
     """The implementations of attention that a config.json and its parts ask for."""
     if not isinstance(config, dict):
@@ -111,24 +114,20 @@ def load_known(
     spread: Sequence[str] = (),
     small: str = "",
 ) -> Any:
-    """A model of the class that the folder's config.json names, which must be one of these. The rest is as of
-    load_model."""
-    kind, config = find_kind(models, folder)
-    return load_model(kind, folder, dtype, device, spread, small, config)
+    """A model of the class that the folder's config.json names, which must be one of these. The rest is as of load_model."""
+    return load_model(find_kind(models, folder), folder, dtype, device, spread, small)
 
 
 def outline_known(models: Sequence[Known], folder: str) -> Any:
     """The same model without weights, on the device "meta". Raises as load_known."""
-    kind, _ = find_kind(models, folder)
+    kind = find_kind(models, folder)
     config = load_part("config.json", AutoConfig, folder, trust_remote_code=False)
     with torch.device("meta"):
         return kind(config)
 
 
-def find_kind(models: Sequence[Known], folder: str) -> tuple[type[PreTrainedModel], Mapping[str, Any]]:
-    """The class of the model in a folder, which must be one of these, and the content of its config.json.
-    Raises StageUnusable."""
-    config = read_config(Path(folder) / "config.json")
+def find_kind(models: Sequence[Known], folder: str) -> type[PreTrainedModel]:
+    """The class of the model in a folder, which must be one of these. Raises StageUnusable."""
     model_type, name = name_model(Path(folder))
     model = choose_model(models, model_type, name)
     if model is None:
@@ -136,7 +135,8 @@ def find_kind(models: Sequence[Known], folder: str) -> tuple[type[PreTrainedMode
         raise StageUnusable(
             f'{folder} holds a model of the type "{model_type}", not one of {types}; name another model.'
         )
-    return getattr(transformers, model.loaded_as or model.name), config
+    kind: type[PreTrainedModel] = getattr(transformers, model.loaded_as or model.name)
+    return kind
 
 
 def load_tokenizer(folder: str) -> Any:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 from weakref import WeakValueDictionary
 
 import torch
@@ -28,12 +27,8 @@ BLANK_SIZE = 480, 640
 ROLES = {"familiarity": FILE, "familiarity_model": "blip"}  # in a pack, beside the files of each stage
 
 
-class FamiliarityModel(Protocol):
-    def find_unfamiliar(self, images: Sequence[Image]) -> list[bool]: ...
-
-
-class KnowsAll:
-    """In place of a classifier that a pack does not have."""
+class Familiarity:
+    """What a pack knows: all images, unless it has a classifier."""
 
     def find_unfamiliar(self, images: Sequence[Image]) -> list[bool]:
         return [False] * len(images)
@@ -83,7 +78,7 @@ def share_features(folder: str, device: str) -> Features:
         return _shared.setdefault((folder, device), features)
 
 
-class Familiarity:
+class FittedFamiliarity(Familiarity):
     """The classifier of a pack."""
 
     def __init__(self, files: Mapping[str, str], device: str, lock: threading.Lock, batch_size: int) -> None:
@@ -118,12 +113,12 @@ def read_classifier(file: str, device: str) -> tuple[Tensor, Tensor]:
         raise StageUnusable(f"{file} cannot be read: {error}. Copy or make the pack again.") from error
 
 
-def load_familiarity(spec: StageSpec, device: str, lock: threading.Lock) -> FamiliarityModel:
+def load_familiarity(spec: StageSpec, device: str, lock: threading.Lock) -> Familiarity:
     """The classifier that the spec's files name, or one that knows all images. Raises StageUnusable."""
     if "familiarity" not in spec.files:
-        return KnowsAll()
+        return Familiarity()
     if "familiarity_model" not in spec.files:
         raise StageUnusable(
             f"{spec.name}: the pack has {spec.files['familiarity']}, but does not name the folder of its model."
         )
-    return Familiarity(spec.files, device, lock, spec.batch_size)
+    return FittedFamiliarity(spec.files, device, lock, spec.batch_size)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -120,8 +120,11 @@ def find_faster(part: Any) -> type[nn.Module] | None:
         return FastNorm
     if type(part) is nn.LayerNorm and part.bias is not None and len(part.normalized_shape) == 1:
         return FastLayerNorm
-    if not kind.lower().endswith("mlp"):
-        return None
+    return find_faster_mlp(children) if kind.lower().endswith("mlp") else None
+
+
+def find_faster_mlp(children: Mapping[str, nn.Module]) -> type[nn.Module] | None:
+    """children: the parts of the MLP."""
     activation = next((children[name] for name in ACTIVATIONS if name in children), None)
     if isinstance(activation, SILU) and children.keys() == GATED:
         return FastGatedMlp
@@ -211,12 +214,11 @@ def rotate_one(
     if not can_fuse(x) or cos.shape[-1] != size or size % 2 or cos.stride() != sin.stride():
         return None
     oriented = orient(x, cos, *arguments, **options), orient(x, sin, *arguments, **options)
-    if oriented[0] is None or oriented[1] is None:
+    if None in oriented:
         return None
     (heads, cosines), (_, sines) = oriented
-    if any(
-        tensor.stride(-1) != 1 or any(s % size for s in tensor.stride()[:-1]) for tensor in (heads, cosines)
-    ):
+    strides = (*heads.stride()[:-1], *cosines.stride()[:-1])
+    if {heads.stride(-1), cosines.stride(-1)} != {1} or any(stride % size for stride in strides):
         return None
     from stages.kernels import language
 
@@ -241,7 +243,14 @@ def launch_kernels(model: nn.Module, dtype: torch.dtype) -> None:
         language.layer_norm(zeros[None], zeros, zeros, eps)
     if FastGatedMlp in forms.values():
         language.gate(torch.zeros(GATE_ALIGNED_TO, dtype=dtype), torch.zeros(GATE_ALIGNED_TO, dtype=dtype))
+    launch_rotations(model, dtype)
+
+
+def launch_rotations(model: nn.Module, dtype: torch.dtype) -> None:
+    from stages.kernels import language
+
     speed_up_rotations(model)
+    parts: list[Any] = list(model.modules())
     rotated = {
         (part.head_dim, turned)
         for part in parts

@@ -1,6 +1,5 @@
-"""What the stages of models that write text about images share: limits, greedy generation by transformers' own
-`generate` for a whole batch at once, with recorded steps on a GPU, and questions in the form of a model's own chat
-template.
+"""What the stages of models that write text about images share: limits, greedy generation by transformers' own `generate` for
+a whole batch at once, with recorded steps on a GPU, and questions in the form of a model's own chat template.
 """
 
 from __future__ import annotations

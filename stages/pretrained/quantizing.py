@@ -40,10 +40,9 @@ def check_small(dtype: str, device: str) -> None:
 def make_smaller(model: nn.Module, dtype: str, device: str | None = None) -> None:
     """Replace the weights of linear layers. Call check_small first.
 
-    int8: one scale for each output, inputs in bfloat16. float8: e4m3 with one scale for each output; inputs likewise,
-    with one scale for each row, so that the product is one of float8 matrices. int4: only in the language model;
-    a scale and a zero point for each group of 64 inputs, found by half-quadratic quantization
-    (https://dropbox.github.io/hqq_blog/).
+    int8: one scale for each output, inputs in bfloat16. float8: e4m3 with one scale for each output; inputs likewise, with
+    one scale for each row, so that the product is one of float8 matrices. int4: only in the language model; a scale and a
+    zero point for each group of 64 inputs, found by half-quadratic quantization (https://dropbox.github.io/hqq_blog/).
     device: where layers are moved, one after another, before they become smaller: the model as it was need not fit there.
     """
     from torchao.quantization import quantize_

@@ -16,7 +16,7 @@ from stages.contract.descriptor import SMALL, KnownModel
 from stages.images.devices import dtype_of, hold_device, pixels_of, split_batches, synchronize, warm_up_size
 from stages.images.resize import ImageProcessor
 from stages.pretrained.checkpoints import load_known, load_part
-from stages.pretrained.familiarity import FamiliarityModel, KnowsAll, load_familiarity
+from stages.pretrained.familiarity import Familiarity, load_familiarity
 from stages.pretrained.recording import recording_single
 
 Output = TypeVar("Output")
@@ -29,7 +29,7 @@ class VisionStage(Stage, Generic[Output]):
 
     models: ClassVar[tuple[KnownModel, ...]]  # those that it takes, as in its descriptor
     processor: ClassVar[Any] = ImageProcessor
-    familiarity: FamiliarityModel = KnowsAll()
+    familiarity = Familiarity()
 
     @classmethod
     def launch_kernels(cls, spec: StageSpec) -> None:
@@ -74,8 +74,7 @@ class VisionStage(Stage, Generic[Output]):
         synchronize(self.device)
 
     def forward_batches(self, images: Sequence[Image]) -> Iterator[tuple[Sequence[Image], Output]]:
-        """Batches of at most batch_size images, each with the model's answer.
-        The device is free while a batch is used."""
+        """Batches of at most batch_size images, each with the model's answer. The device is free while a batch is used."""
         for batch in split_batches(images, self.spec.batch_size):
             with hold_device(self.lock):
                 output = self.forward(pixels_of(batch))

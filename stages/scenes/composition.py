@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 import cv2
@@ -44,8 +44,7 @@ class Draft:
         return round(self.width * self.scale), round(self.height * self.scale)
 
     def choose_em(self) -> float:
-        """The smallest size of text: LEGIBLE_PX or more even
-        when the short side is brought down to PP-OCR's 736."""
+        """The smallest size of text: LEGIBLE_PX or more even when the short side is brought down to PP-OCR's 736."""
         return self._legible_px * self.rng.uniform(1, 1.25) * self.scale
 
     @property
@@ -269,13 +268,10 @@ def compose_crowded(draft: Draft) -> None:
     compose_photo(draft, members, (0.17, 0.23) if draft.rng.random() < 0.25 else (0.4, 0.6))
 
 
-def compose_empty(draft: Draft) -> None:
-    draft.paint_backdrop()
-
-
-def compose_page(draft: Draft) -> None:
-    sheet = draft.blank_sheet(0.84, 0.84) if draft.rng.random() < 0.5 else draft.blank_sheet()
-    pages.draw_page(sheet)
+def compose_sheet(draft: Draft, draw: Callable[[Sheet], None], share: float, width: float) -> None:
+    """A scan or, in this share of scenes, a photograph of a sheet that has this part of the image's width."""
+    sheet = draft.blank_sheet(width, 0.84) if draft.rng.random() < share else draft.blank_sheet()
+    draw(sheet)
     draft.show(sheet)
 
 
@@ -287,16 +283,8 @@ def compose_receipt(draft: Draft) -> None:
     draft.show(sheet)
 
 
-def compose_slide(draft: Draft) -> None:
-    sheet = draft.blank_sheet(0.86, 0.84) if draft.rng.random() < 0.25 else draft.blank_sheet()
-    pages.draw_slide(sheet)
-    draft.show(sheet)
-
-
 def compose_chart(draft: Draft, kind: str) -> None:
-    sheet = draft.blank_sheet(0.86, 0.84) if draft.rng.random() < 0.25 else draft.blank_sheet()
-    pages.draw_chart(sheet, kind)
-    draft.show(sheet)
+    compose_sheet(draft, partial(pages.draw_chart, kind=kind), 0.25, 0.86)
 
 
 def compose_sign(draft: Draft, rows: Sequence[str], share: float) -> None:
@@ -344,17 +332,17 @@ class Recipe:
 
 
 RECIPES: tuple[Recipe, ...] = (
-    Recipe("page of text", 5.5, compose_page),
+    Recipe("page of text", 5.5, partial(compose_sheet, draw=pages.draw_page, share=0.5, width=0.84)),
     Recipe("receipt", 5, compose_receipt),
-    Recipe("slide", 5.5, compose_slide),
+    Recipe("slide", 5.5, partial(compose_sheet, draw=pages.draw_slide, share=0.25, width=0.86)),
     Recipe("sign", 4, compose_notice),
     Recipe("poster", 6, compose_poster),
-    Recipe("bar chart", 3.5, functools.partial(compose_chart, kind="bar chart")),
-    Recipe("line chart", 3.5, functools.partial(compose_chart, kind="line chart")),
-    Recipe("pie chart", 3.5, functools.partial(compose_chart, kind="pie chart")),
+    Recipe("bar chart", 3.5, partial(compose_chart, kind="bar chart")),
+    Recipe("line chart", 3.5, partial(compose_chart, kind="line chart")),
+    Recipe("pie chart", 3.5, partial(compose_chart, kind="pie chart")),
     Recipe("photo", 16, compose_crowded),
     Recipe("photo", 15, compose_scattered),
     Recipe("photo", 23.5, compose_few),
-    Recipe("empty", 6, compose_empty),
+    Recipe("empty", 6, Draft.paint_backdrop),
     Recipe("sign", 3, compose_word),
 )

@@ -141,8 +141,7 @@ def add_light(canvas: Pixels, rng: Random) -> None:
 
 
 def add_camera(canvas: Pixels, rng: Random, scale: float, *, keep_text: bool) -> Pixels:
-    """Blur, noise and the artifacts of an earlier JPEG, each in some images;
-    weaker where text must stay legible."""
+    """Blur, noise and the artifacts of an earlier JPEG, each in some images; weaker where text must stay legible."""
     sigma = scale * rng.uniform(0.4, 0.6 if keep_text else 1.5)
     if rng.random() < 0.3 and sigma > 0.3:
         canvas = cv2.GaussianBlur(canvas, (0, 0), sigma)

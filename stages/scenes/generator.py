@@ -3,9 +3,8 @@
     scene = make_scene(seed=1, index=0)        # pixels and truth
     write_samples(Path("inbox"), 200, seed=1)  # files, and .truth.jsonl beside them
 
-The same seed and index give the same scene on the same library versions, whatever else is made before or at
-the same time. Every scene keeps a distance from the thresholds of the binning rule, so that a few pixels
-never decide its bin.
+The same seed and index give the same scene on the same library versions, whatever else is made before or at the same time.
+Every scene keeps a distance from the thresholds of the binning rule, so that a few pixels never decide its bin.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ from stages.scenes.truth import TEXT_KINDS, TRUTH, TrueLine, Truth, choose_bin, 
 
 @dataclass(frozen=True)
 class Scene:
-    """pixels: upright, uint8 [height, width, 3], RGB. format ("JPEG", "PNG",
-    "WEBP") and quality: for the file."""
+    """pixels: upright, uint8 [height, width, 3], RGB. format ("JPEG", "PNG", "WEBP") and quality: for the file."""
 
     pixels: Pixels
     truth: Truth

@@ -95,11 +95,11 @@ DRAW: dict[str, Callable[[Random, int], tuple[str, bytes]]] = {
 }
 
 
-def write_inputs(folder: Path, kind: str, seed: int, count: int = DISTINCT) -> None:
+def write_inputs(folder: Path, kind: str, seed: int) -> None:
     """Write different files of this kind, in several processes."""
     folder.mkdir(parents=True, exist_ok=True)
     work = functools.partial(_write_input, folder, kind, seed)
-    for _ in map_processes(work, count, WORTH_A_PROCESS):
+    for _ in map_processes(work, DISTINCT, WORTH_A_PROCESS):
         pass
 
 

@@ -166,8 +166,7 @@ def _measure_rows(rows: Sequence[str], em: float) -> float:
 
 
 def draw_board(rows: Sequence[str], em: float, rng: Random, room: tuple[float, float]) -> Sheet:
-    """The board of a sign: a frame and centered rows, larger than em if the room (width,
-    height) is large enough."""
+    """The board of a sign: a frame and centered rows, larger than em if the room (width, height) is large enough."""
     ground = rng.choice((*ACCENTS[:4], PAPER, (248, 214, 60), INK))
     ink = INK if luminance(ground) > 120 else PAPER
     widest = _measure_rows(rows, em)

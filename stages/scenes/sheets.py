@@ -58,15 +58,6 @@ NAMES = list_words(
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 INK: Rgb = (28, 30, 36)
 PAPER: Rgb = (250, 250, 247)
-FACES = (
-    "DejaVuSans",
-    "DejaVuSans-Bold",
-    "DejaVuSerif",
-    "DejaVuSerif-Bold",
-    "DejaVuSansMono",
-    "STIXGeneral",
-    "Aileron",
-)
 
 
 @functools.cache
@@ -94,7 +85,7 @@ def _load_font(face: str, size: float) -> Font:
 
 
 def load_font(face: str, size: float) -> Font:
-    """One of FACES, `size` pixels to the em."""
+    """face: a file of matplotlib's fonts, or Aileron, which is Pillow's own. size: pixels to the em."""
     return _load_font(face, max(1.0, round(size * 8) / 8))
 
 

@@ -1,5 +1,4 @@
-"""Makes a pack from checkpoints on disk, without the model hub.
-Imports no torch unless there is a pickle to convert."""
+"""Makes a pack from checkpoints on disk, without the model hub. Imports no torch unless there is a pickle to convert."""
 
 from __future__ import annotations
 
@@ -95,7 +94,8 @@ def choose_backends(
 
 def choose_backend(stage: str, source: Path, *, allow_pickle: bool) -> str:
     """Raises PackError if no backend takes the source."""
-    backends = registry.find_stage(stage).backends
+    described = registry.find_stage(stage)
+    backends = described.backends
     if stage == "yolo" and not source.is_dir():
         check_yolo(source, allow_pickle=allow_pickle)
         return next(iter(backends))
@@ -103,9 +103,8 @@ def choose_backend(stage: str, source: Path, *, allow_pickle: bool) -> str:
         backends["ppocr"].check(networks, allow_pickle=allow_pickle)
         return "ppocr"
     check_folder(stage, source)
-    known = {name: backend.models for name, backend in backends.items() if backend.models}
-    found = [name for name, models in known.items() if recognition.find_model(source, models)]
-    taken = known[found[0]] if found else [model for models in known.values() for model in models]
+    found = [name for name, backend in backends.items() if recognition.find_model(source, backend.models)]
+    taken = backends[found[0]].models if found else described.models
     recognition.check_transformers(taken, source, pickle=True)
     if not recognition.list_weights(source, pickle=True) and not allow_pickle:
         raise PackError(
@@ -151,8 +150,7 @@ def yolo_files(source: Path) -> dict[str, Path]:
 
 
 def add_yolo(source: Path, folder: Path, progress: Callable[[str], None]) -> dict[str, str]:
-    """Put YOLO's two files into the folder. Returns the name
-    and digest of the file that they were converted from."""
+    """Put YOLO's two files into the folder. Returns the name and digest of the file that they were converted from."""
     if source.suffix == ".pt":
         progress(f"converting {source} to safetensors")
         from stages.yolo.weights import convert_checkpoint

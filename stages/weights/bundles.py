@@ -15,7 +15,7 @@ import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import msgspec
 
@@ -63,34 +63,60 @@ def read(file: Path, models_folder: Path, progress: Print) -> list[Path]:
     """Make the packs of a bundle under the models folder, those that are not there. Returns the folders of all.
     Raises PackError, and OSError if the folder cannot be written, also before the first file if there is no room."""
     with reading(file), tarfile.open(file, "r:") as tar:
-        members = list_members(tar, file)
+        bundle = Bundle(file, tar, list_members(tar, file))
         found = {
-            models_folder / name: read_small(tar, members, f"{name}/{MANIFEST}", file, digest_)
-            for name, digest_ in read_contents(tar, members, file).packs.items()
+            models_folder / name: bundle.read(f"{name}/{MANIFEST}", digest_)
+            for name, digest_ in bundle.read_contents().packs.items()
         }
         new = {folder: text for folder, text in found.items() if not is_here(folder, text, progress)}
         models_folder.mkdir(parents=True, exist_ok=True)
         for folder in new:  # of an attempt that ended
             shutil.rmtree(partial_of(folder), ignore_errors=True)
-        need = sum(
-            member.size for name, member in members.items() if models_folder / name.split("/")[0] in new
-        )
+        sizes = [(name.split("/")[0], member.size) for name, member in bundle.members.items()]
+        need = sum(size for name, size in sizes if models_folder / name in new)
         if need > shutil.disk_usage(models_folder).free:
             raise OSError(errno.ENOSPC, f"no room for {need >> 20:,} MiB", str(models_folder))
         for folder, text in new.items():
-            take(tar, members, folder, text, file)
+            take(bundle, folder, text)
             progress(f"{folder} is ready.")
     return list(found)
+
+
+class Bundle(NamedTuple):
+    """A bundle that is open."""
+
+    file: Path
+    tar: tarfile.TarFile
+    members: dict[str, tarfile.TarInfo]
+
+    def open(self, name: str) -> IO[bytes]:
+        source = self.tar.extractfile(self.members[name]) if name in self.members else None
+        if source is None:
+            raise PackError(f"{self.file} is not complete: {name} is missing. Copy it again.")
+        return source
+
+    def read(self, name: str, expected: str = "") -> bytes:
+        """A small file, with this digest if one is expected."""
+        text = self.open(name).read(LONGEST_BYTES)
+        if expected and digest(text) != expected:
+            raise PackError(f"{self.file}: {name} does not have the digest of {CONTENTS}. Copy it again.")
+        return text
+
+    def read_contents(self) -> BundleList:
+        if CONTENTS not in self.members:
+            raise PackError(f"{self.file} is not a file of `visiond models bundle`: it has no {CONTENTS}.")
+        contents = msgspec.json.decode(self.read(CONTENTS), type=BundleList)
+        for name in contents.packs:
+            check_name(name, f"{self.file} has a pack {name!r}, which")
+        return contents
 
 
 def partial_of(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.added")
 
 
-def take(
-    tar: tarfile.TarFile, members: dict[str, tarfile.TarInfo], folder: Path, text: bytes, file: Path
-) -> None:
-    """Make one pack, which gets its name when it is complete."""
+def take(bundle: Bundle, folder: Path, text: bytes) -> None:
+    """Make one pack, which gets its name when it is complete. text: of its manifest."""
     partial = partial_of(folder)
     partial.mkdir()
     (partial / MANIFEST).write_bytes(text)
@@ -98,10 +124,9 @@ def take(
     check_kinds(folder, manifest)
     for name, expected in manifest.digests.items():
         (partial / name).parent.mkdir(parents=True, exist_ok=True)
-        source = open_member(tar, members, f"{folder.name}/{name}", file)
-        if copy(source, partial / name) != expected:
+        if copy(bundle.open(f"{folder.name}/{name}"), partial / name) != expected:
             raise PackError(
-                f"{file}: {folder.name}/{name} does not have the digest of its manifest. Copy it again."
+                f"{bundle.file}: {folder.name}/{name} does not have the digest of its manifest. Copy it again."
             )
     os.sync()  # before the pack has its name
     os.rename(partial, folder)
@@ -135,38 +160,11 @@ def list_members(tar: tarfile.TarFile, file: Path) -> dict[str, tarfile.TarInfo]
     return members
 
 
-def read_contents(tar: tarfile.TarFile, members: dict[str, tarfile.TarInfo], file: Path) -> BundleList:
-    if CONTENTS not in members:
-        raise PackError(f"{file} is not a file of `visiond models bundle`: it has no {CONTENTS}.")
-    contents = msgspec.json.decode(read_small(tar, members, CONTENTS, file), type=BundleList)
-    for name in contents.packs:
-        check_name(name, f"{file} has a pack {name!r}, which")
-    return contents
-
-
 def check_name(name: str, what: str) -> None:
     """Raises PackError for a name that no folder of the models folder may have."""
     is_text = name.isprintable() and len(os.fsencode(name)) < 200
     if name in ("", "mini", "locks") or name.startswith(".") or Path(name).name != name or not is_text:
         raise PackError(f"{what} cannot be the name of a pack in the models folder.")
-
-
-def read_small(
-    tar: tarfile.TarFile, members: dict[str, tarfile.TarInfo], name: str, file: Path, expected: str = ""
-) -> bytes:
-    text = open_member(tar, members, name, file).read(LONGEST_BYTES)
-    if expected and digest(text) != expected:
-        raise PackError(f"{file}: {name} does not have the digest of {CONTENTS}. Copy it again.")
-    return text
-
-
-def open_member(
-    tar: tarfile.TarFile, members: dict[str, tarfile.TarInfo], name: str, file: Path
-) -> IO[bytes]:
-    source = tar.extractfile(members[name]) if name in members else None
-    if source is None:
-        raise PackError(f"{file} is not complete: {name} is missing. Copy it again.")
-    return source
 
 
 def is_here(folder: Path, manifest: bytes, progress: Print) -> bool:

@@ -6,17 +6,71 @@ only if a backend of this installation takes the model. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from stages.contract.base import Provenance
-from stages.contract.descriptor import Backend
 from stages.contract.manifest import Manifest, StageEntry
 from stages.registry import registry
-from stages.weights.families import Family, PublishedModel
-from stages.weights.ppocr import RECOGNIZERS
 
 INCLUDED_NAME, INCLUDED_LICENSE = "PP-OCRv6 small", "Apache-2.0"  # OCR, which comes with the program
 ULTRALYTICS = "ultralytics"  # instead of a model_type: a .pt file of this library
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedModel:
+    """A published model.
+
+    name: for the configuration and `visiond models pull`. type: its model_type, or the catalog's ULTRALYTICS.
+    parameters: their number. quality: what was measured, and the value. source: of license, parameters and quality.
+    file: of the repository, if it has several models. detector: the repository of the text detector that is pulled
+    together with a text recognizer.
+    """
+
+    name: str
+    stage: str
+    family: str
+    type: str
+    repository: str
+    license: str = ""
+    parameters: int | None = None
+    quality: str = ""
+    source: str = ""
+    file: str = ""
+    detector: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What the models of a family have in common.
+    rows: of each model its name, its repository or file, millions of parameters, and the figure for `measure`."""
+
+    stage: str
+    name: str
+    type: str
+    license: str
+    measure: str
+    source: str
+    rows: tuple[tuple[str, str, float | None, float | None], ...]
+    repository: str = ""  # if all models are files of one
+    detector: str = ""  # as of PublishedModel
+
+    def entries(self) -> Iterator[PublishedModel]:
+        for name, place, millions, figure in self.rows:
+            yield PublishedModel(
+                name,
+                self.stage,
+                self.name,
+                self.type,
+                self.repository or place,
+                self.license,
+                None if millions is None else round(millions * 1_000_000),
+                "" if figure is None else self.measure.format(figure),
+                self.source,
+                place if self.repository else "",
+                self.detector,
+            )
+
 
 # The quality of a family, as its source calls it.
 COCO = "COCO AP {}"  # detection on val2017, mean over IoU 0.50 to 0.95
@@ -187,6 +241,36 @@ READERS = (
         ("deepseek-ocr2", "deepseek-community/DeepSeek-OCR-2", 3000, None),
     )),
 )
+PPOCR = "https://www.paddleocr.ai/v3.7.0/en/version3.x/module_usage/text_recognition.html"
+LANGUAGES = "https://www.paddleocr.ai/main/en/version3.x/algorithm/PP-OCRv5/PP-OCRv5_multi_languages.html"
+LINES = "PaddleOCR's own lines right {} %"
+# PP-OCR's networks. License: https://huggingface.co/akunasoftware/PP-OCRv6-burn and
+# https://github.com/PaddlePaddle/PaddleOCR (apache-2.0). Parameters of PP-OCRv6, of both networks:
+# https://huggingface.co/PaddlePaddle/PP-OCRv6_medium_rec_onnx. Its small size is part of the rapidocr package.
+RECOGNIZERS = (
+    Family("ocr", "PP-OCRv6", "pp_ocrv6_tiny_rec", "Apache-2.0", LINES, PPOCR, (
+        ("pp-ocrv6-tiny", "PaddlePaddle/PP-OCRv6_tiny_rec_safetensors", 1.5, None),
+    ), detector="PaddlePaddle/PP-OCRv6_tiny_det_safetensors"),
+    # Its recognizer has the model_type of the small one: https://huggingface.co/mikoy92/PP-OCRv6-medium-rec-mlx.
+    Family("ocr", "PP-OCRv6", "pp_ocrv6_small_rec", "Apache-2.0", LINES, PPOCR, (
+        ("pp-ocrv6-medium", "PaddlePaddle/PP-OCRv6_medium_rec_safetensors", 34.5, 83.2),
+    ), detector="PaddlePaddle/PP-OCRv6_medium_det_safetensors"),
+    Family("ocr", "PP-OCRv5", "pp_ocrv5_server_rec", "Apache-2.0", LINES, PPOCR, (
+        ("pp-ocrv5-server", "PaddlePaddle/PP-OCRv5_server_rec_safetensors", None, None),
+    ), detector="PaddlePaddle/PP-OCRv5_server_det_safetensors"),
+    Family("ocr", "PP-OCRv5", "pp_ocrv5_mobile_rec", "Apache-2.0", LINES, PPOCR, (
+        ("pp-ocrv5-mobile", "PaddlePaddle/PP-OCRv5_mobile_rec_safetensors", None, None),
+    ), detector="PaddlePaddle/PP-OCRv5_mobile_det_safetensors"),
+    # Recognizers alone: PP-OCRv6 small's detector finds the lines of all these scripts.
+    Family("ocr", "PP-OCRv5 languages", "pp_ocrv5_mobile_rec", "Apache-2.0", LINES, LANGUAGES, tuple(
+        (f"pp-ocrv5-{name}", f"PaddlePaddle/{place}_PP-OCRv5_mobile_rec_safetensors", None, None)
+        for name, place in (
+            ("arabic", "arabic"), ("cyrillic", "cyrillic"), ("devanagari", "devanagari"), ("english", "en"),
+            ("eslav", "eslav"), ("greek", "el"), ("korean", "korean"), ("latin", "latin"), ("tamil", "ta"),
+            ("telugu", "te"), ("thai", "th"),
+        )
+    )),
+)
 # fmt: on
 CATALOG = {
     entry.name: entry
@@ -198,11 +282,10 @@ CATALOG = {
 def find_backend(entry: PublishedModel) -> str | None:
     """The name of the backend of this installation that takes the model."""
     backends = registry.STAGES[entry.stage].backends if entry.stage in registry.STAGES else {}
-    return next((name for name, backend in backends.items() if takes(name, backend, entry.type)), None)
-
-
-def takes(name: str, backend: Backend, model_type: str) -> bool:
-    return name == model_type == ULTRALYTICS or any(model.type == model_type for model in backend.models)
+    for name, backend in backends.items():
+        if name == entry.type == ULTRALYTICS or any(model.type == entry.type for model in backend.models):
+            return name
+    return None
 
 
 def offered() -> dict[str, PublishedModel]:

@@ -9,15 +9,14 @@ from pathlib import Path
 
 from stages.contract import recognition
 from stages.contract.base import StageSpec
-from stages.contract.descriptor import Backend
-from stages.contract.manifest import MANIFEST, PackError, StageEntry, read_manifest
+from stages.contract.descriptor import Backend, Descriptor
+from stages.contract.manifest import MANIFEST, Manifest, PackError, StageEntry, read_manifest
 from stages.ocr.files import describe_damage
 from stages.registry import registry
 
 
 def recognize(path: Path, stage: str = "", backend: str = "", *, asked: str = "") -> dict[str, StageEntry]:
-    """The stages that a folder in the hub's layout provides: clip/, blip/, yolo.safetensors,
-    or one model by itself.
+    """The stages that a folder in the hub's layout provides: clip/, blip/, yolo.safetensors, or one model by itself.
 
     stage: look for this one alone, and return {} if the folder does not provide it. backend: use this
     backend's rule alone. asked: the stage that the configuration names the folder for, if any; the message says what
@@ -25,32 +24,30 @@ def recognize(path: Path, stage: str = "", backend: str = "", *, asked: str = ""
     the one that is looked for. Raises PackError when no stage is found, or a model that no stage takes.
     """
     found: dict[str, StageEntry] = {}
-    problems: dict[str, PackError] = {}
+    problems: list[PackError] = []
     for name in registry.STAGES:
+        is_asked = stage in ("", name)
         try:
             with plugin_errors(name, path):
-                others = {other: entry.files for other, entry in found.items()}
-                wanted = backend if name == stage else ""
-                if entry := find_stage(path, name, wanted, others, check=stage in ("", name)):
+                if entry := find_stage(path, name, backend if is_asked else "", found, check=is_asked):
                     found[name] = entry
         except PackError as error:
-            problems[name] = error
-    for name, problem in problems.items():
-        if name == stage or (not stage and name not in registry.SOURCES):
-            raise problem
+            if name == stage or not (stage or name in registry.SOURCES):
+                raise
+            problems.append(error)
     if stage:
-        return {stage: found[stage]} if stage in found else {}
+        return {name: found[name] for name in found.keys() & {stage}}
     if not found:
-        raise next(iter(problems.values()), None) or PackError(describe_unknown(path, asked))
-    for problem in problems.values():
+        raise problems[0] if problems else PackError(describe_unknown(path, asked))
+    for problem in problems:
         warnings.warn(str(problem), RuntimeWarning, stacklevel=2)
     return found
 
 
 def find_stage(
-    path: Path, stage: str, wanted: str, others: Mapping[str, Mapping[str, str]], *, check: bool
+    path: Path, stage: str, wanted: str, others: Mapping[str, StageEntry], *, check: bool
 ) -> StageEntry | None:
-    """A stage's files in a folder. wanted: as for `find_weights`. others: stage → the files of those found before.
+    """A stage's files in a folder. wanted: as for `find_weights`. others: the stages found before.
     check: whether to look into the files."""
     folder = path if path.is_dir() else path.parent
     match = find_weights(path, stage, registry.STAGES[stage].backends, wanted)
@@ -78,10 +75,12 @@ def find_weights(
     return None
 
 
-def shared_files(backend: Backend, others: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """The files that a backend shares with other stages. others: stage → their files by role."""
-    shares = backend.shares.items()
-    return {role: others[other][part] for role, (other, part) in shares if part in others.get(other, {})}
+def shared_files(backend: Backend, others: Mapping[str, StageEntry]) -> dict[str, str]:
+    """The files that a backend shares with other stages."""
+    shares = [
+        (role, others[other].files, part) for role, (other, part) in backend.shares.items() if other in others
+    ]
+    return {role: files[part] for role, files, part in shares if part in files}
 
 
 @contextmanager
@@ -97,23 +96,24 @@ def plugin_errors(stage: str, path: Path) -> Iterator[None]:
         raise PackError(f"{plugin} cannot use {path}: {what.rstrip('.')}.") from error
 
 
-def describe_unknown(path: Path, stage: str = "") -> str:
+def explain_no_weights(folder: Path, manifest: Manifest, stage: str, backend: str) -> str:
+    by = f' that the backend "{backend}" takes' if backend else ""
+    present = ", ".join(manifest.stages) or "none"
+    other = manifest.other_than(stage)
+    place = f" Name it under [stages.{other}]." if other else ""
+    if stage not in registry.ORDER:  # no pack of visiond has one
+        place = f' Set model in the table of each {stage}, for example model = "/srv/models/nsfw".'
+    return f"{folder} has no weights for {stage}{by}; it has {present}.{place}"
+
+
+def describe_unknown(path: Path, stage: str) -> str:
     """stage: the stage that the configuration names it for, if any."""
     if path.is_file():
         if (path.parent / "config.json").is_file():
             return f"{path} is one file of a model; name its folder, {path.parent}."
         return f"{path} must be a YOLO model: a .pt file, or a .safetensors file with a yolo.json beside it."
     if (path / "config.json").is_file():
-        model_type, name = recognition.name_model(path)
-        wanted = "; ".join(
-            f"for {one}: {names}"
-            for one, kind in registry.STAGES.items()
-            if stage in ("", one) and (names := describe_families(kind.backends))
-        )
-        return (
-            f'{path} contains {name or "a model"} (model_type "{model_type}" in config.json), which visiond cannot use. It can '
-            f"use these models {wanted}. `visiond models list{f' --stage {stage}' if stage else ''}` lists them by name."
-        )
+        return describe_model(path, stage)
     if (path / "adapter_config.json").is_file():
         return (
             f"{path} has an adapter (LoRA), but not its model. Merge both (merge_and_unload in PEFT), and save the whole model "
@@ -133,15 +133,22 @@ def describe_unknown(path: Path, stage: str = "") -> str:
     )
 
 
-def describe_families(backends: Mapping[str, Backend]) -> str:
+def describe_model(path: Path, stage: str) -> str:
+    """A model of transformers that no stage takes, and what to use instead."""
+    model_type, name = recognition.name_model(path)
+    described = {one: describe_families(kind) for one, kind in registry.STAGES.items() if stage in ("", one)}
+    wanted = "; ".join(f"for {one}: {names}" for one, names in described.items() if names)
+    return (
+        f'{path} contains {name or "a model"} (model_type "{model_type}" in config.json), which visiond cannot use. It can '
+        f"use these models {wanted}. `visiond models list{f' --stage {stage}' if stage else ''}` lists them by name."
+    )
+
+
+def describe_families(stage: Descriptor) -> str:
     """The models that the backends of a stage can use, in words."""
-    models = dict.fromkeys(model.description for backend in backends.values() for model in backend.models)
-    others = [
-        f"files of {name}"
-        for name, backend in backends.items()
-        if backend.needs_weights and not backend.models
-    ]
-    return ", ".join([*models, *others])
+    kinds = stage.backends.items()
+    others = [f"files of {name}" for name, kind in kinds if kind.needs_weights and not kind.models]
+    return ", ".join([*dict.fromkeys(model.description for model in stage.models), *others])
 
 
 def describe_weights(spec: StageSpec) -> str:
@@ -153,15 +160,19 @@ def describe_weights(spec: StageSpec) -> str:
 
 def name_models(backend: Backend, files: Mapping[str, Path]) -> list[str]:
     """The models of transformers among a stage's files: "D-FINE (DFineForObjectDetection)"."""
-    found = []
-    for role, file in files.items():
-        kind, _ = recognition.name_model(file) if (file / "config.json").is_file() else ("", "")
-        found += [
-            f"{model.description} ({model.name})"
-            for model in backend.models
-            if (model.role, model.type) == (role, kind)
-        ]
-    return found
+    found = find_types(files).items()
+    return [
+        f"{model.description} ({model.name})"
+        for entry in found
+        for model in backend.models
+        if (model.role, model.type) == entry
+    ]
+
+
+def find_types(files: Mapping[str, Path]) -> dict[str, str]:
+    """The model_type of each model of transformers among a stage's files, by role."""
+    folders = {role: file for role, file in files.items() if (file / "config.json").is_file()}
+    return {role: recognition.name_model(folder)[0] for role, folder in folders.items()}
 
 
 def list_versions(backend: Backend, files: Mapping[str, Path]) -> dict[str, dict[str, str]]:
@@ -169,11 +180,9 @@ def list_versions(backend: Backend, files: Mapping[str, Path]) -> dict[str, dict
     fingerprint; {} if all are the first."""
     if not backend.models:
         return {}
-    known = [model for kind in registry.BUILT_IN for one in kind.backends.values() for model in one.models]
+    known = [model for kind in registry.BUILT_IN for model in kind.models]
     versions = {model.type: str(model.version) for model in known if model.version > 1}
-    folders = {role: file for role, file in files.items() if (file / "config.json").is_file()}
-    types = {role: recognition.name_model(folder)[0] for role, folder in folders.items()}
-    found = {role: versions[type_] for role, type_ in types.items() if type_ in versions}
+    found = {role: versions[type_] for role, type_ in find_types(files).items() if type_ in versions}
     return {"versions": found} if found else {}
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from stages.contract.manifest import MANIFEST, NotPulled, PackError, read_manifest
 from stages.registry import registry
 from stages.weights import catalog
-from stages.weights.catalog import CATALOG
-from stages.weights.families import PublishedModel
+from stages.weights.catalog import CATALOG, PublishedModel
 
 PART = r"[A-Za-z0-9][\w.-]*"
 REPOSITORY = re.compile(rf"({PART}/{PART})(?:/({PART}\.pt))?")

@@ -35,10 +35,9 @@ from stages.contract.manifest import (
     write_manifest,
 )
 from stages.registry import registry
-from stages.weights import names
+from stages.weights import layouts, names
 from stages.weights.catalog import describe_source
 from stages.weights.dtypes import choose_dtype
-from stages.weights.layouts import list_versions, plugin_errors, recognize, shared_files
 from stages.weights.names import find_pulled
 
 MINI = Path(__file__).parents[1] / "mini"
@@ -77,11 +76,14 @@ class Pack:
         return PackFiles(self.folder, stage, entry)
 
     @property
-    def size_bytes(self) -> int:
-        """Of the files that stages may read; in a folder without a manifest, of those that were recognized."""
+    def files(self) -> set[Path]:
+        """Those that stages may read; in a folder without a manifest, those that were recognized."""
         named = [file for entry in self.manifest.stages.values() for file in self.files_of(entry).values()]
-        places = named if self.plain else [self.folder]
-        return sum(file.stat().st_size for file in {file for place in places for file in list_files(place)})
+        return {file for place in (named if self.plain else [self.folder]) for file in list_files(place)}
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.files)
 
 
 def open_pack(
@@ -141,14 +143,13 @@ def open_plain(
     lock = lock_of(path, models_folder, stage, backend)
     folder = path if path.is_dir() else path.parent
     if not lock.is_file():
-        stages = recognize(path, stage, backend, asked=asked)
-        if not record or not stages:
-            return Pack(folder, Manifest(name=path.name, stages=stages), lock, models_folder, path)
-        named = [folder / file for entry in stages.values() for file in entry.files.values()]
-        files = sorted({file for place in named for file in list_files(place)})
-        digests = {file.relative_to(folder).as_posix(): digest_file(file) for file in files}
+        manifest = Manifest(name=path.name, stages=layouts.recognize(path, stage, backend, asked=asked))
+        found = Pack(folder, manifest, lock, models_folder, path)
+        if not record or not manifest.stages:
+            return found
+        digests = {file.relative_to(folder).as_posix(): digest_file(file) for file in sorted(found.files)}
         try:
-            write_manifest(lock, Manifest(name=path.name, stages=stages, digests=digests))
+            write_manifest(lock, msgspec.structs.replace(manifest, digests=digests))
         except OSError as error:
             raise PackError(
                 f"{lock} cannot be written: {error.strerror}. Make {models_folder} writable."
@@ -192,9 +193,9 @@ def verify(pack: Pack, files: Iterable[str] | None = None) -> None:
 def resolve(
     pack: Pack,
     stage: str,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] = {},
     *,
-    files: Mapping[str, Path] | None = None,
+    files: Mapping[str, Path] = {},
     notice: str = "",
 ) -> StageSpec:
     """A stage with its verified files, its fingerprint and the notice of its weights.
@@ -207,19 +208,17 @@ def resolve(
     Raises UnknownName, or PackError when the pack has no such stage, or a file is missing, changed or not
     what the stage takes.
     """
-    wanted = {key: value for key, value in (overrides or {}).items() if value not in ("", 0, "auto", None)}
+    wanted = {key: value for key, value in overrides.items() if value not in ("", 0, "auto", None)}
     configured = pack
     kind = registry.kind_of(stage)  # a pack has weights for a stage, whichever variant of it they are for
     pack, entry = choose_weights(pack, kind, wanted)
     name, backend = entry.backend, registry.find_backend(stage, entry.backend)
     options = {**entry.options, **wanted.get("options", {})}
-    paths = find_files(pack, entry, backend, files or {})
+    paths = find_files(pack, entry, backend, files)
     digests = {role: check_files(pack, path, kind, name) for role, path in paths.items()}
-    words = configured.manifest.stages.get(stage, StageEntry("")).files
-    for role in backend.vocabulary:
-        if role in words and role not in paths and options.get(role) is None:
-            paths[role] = configured.folder / words[role]
-            digests[role] = check_files(configured, paths[role])
+    words = find_words(configured, stage, backend, {**options, **paths})
+    digests |= {role: check_files(configured, path) for role, path in words.items()}
+    paths.update(words)
     if backend.needs_weights:
         backend.check(paths, allow_pickle=options.get("allow_pickle") is True)
         notice = pack.manifest.notice_of(kind) or notice
@@ -230,7 +229,7 @@ def resolve(
         name=stage,
         backend=name,
         files={role: str(path) for role, path in paths.items()},
-        fingerprint=fingerprint(stage, name, digests | list_versions(backend, paths), dtype, options),
+        fingerprint=fingerprint(stage, name, digests | layouts.list_versions(backend, paths), dtype, options),
         dtype=dtype,
         batch_size=wanted.get("batch_size", 16),
         options=options,
@@ -254,6 +253,13 @@ def find_files(pack: Pack, entry: StageEntry, backend: Backend, others: Mapping[
     return paths
 
 
+def find_words(pack: Pack, stage: str, backend: Backend, known: Mapping[str, object]) -> dict[str, Path]:
+    """The files of words that a model takes from the configured pack. known: what it has by role, of itself or as an option."""
+    files = pack.manifest.stages.get(stage, StageEntry("")).files
+    taken = [role for role in backend.vocabulary if role in files and known.get(role) is None]
+    return {role: pack.folder / files[role] for role in taken}
+
+
 def choose_weights(pack: Pack, stage: str, wanted: Mapping[str, Any]) -> tuple[Pack, StageEntry]:
     """A stage's weights, those of its own model if one is named; and the pack that they are in."""
     name, model = wanted.get("backend", ""), wanted.get("model")
@@ -264,10 +270,10 @@ def choose_weights(pack: Pack, stage: str, wanted: Mapping[str, Any]) -> tuple[P
     if without_weights:
         return pack, StageEntry(name)
     pack, entry = find_entry(pack, stage, name)
-    backend, present = registry.find_backend(stage, entry.backend), list(pack.manifest.stages)
-    if model and backend.bundled and not name and len(present) == 1 and present != [stage]:
+    backend = registry.find_backend(stage, entry.backend)
+    if model and backend.bundled and not name and (other := pack.manifest.other_than(stage)):
         # It would be ignored without a word.
-        raise PackError(f"{model} is a model for the stage {present[0]}, not for {stage}.")
+        raise PackError(f"{model} is a model for the stage {other}, not for {stage}.")
     return pack, entry if backend.needs_weights else StageEntry(entry.backend)
 
 
@@ -280,7 +286,7 @@ def resolve_all(
     errors: list[PackError | registry.UnknownName] = []
     for stage in stages:
         try:
-            specs[stage] = resolve_beside(pack, stage, overrides.get(stage), specs)
+            specs[stage] = resolve_beside(pack, stage, overrides.get(stage, {}), specs)
         except (PackError, registry.UnknownName) as error:
             if overrides.get(stage, {}).get("model"):
                 name_place(error, f"stages.{stage}.model")
@@ -291,7 +297,7 @@ def resolve_all(
 
 
 def resolve_beside(
-    pack: Pack, stage: str, overrides: Mapping[str, Any] | None, specs: Mapping[str, StageSpec]
+    pack: Pack, stage: str, overrides: Mapping[str, Any], specs: Mapping[str, StageSpec]
 ) -> StageSpec:
     """A stage that runs after these."""
     described = registry.find_stage(stage)
@@ -322,33 +328,24 @@ def find_entry(pack: Pack, stage: str, backend: str = "") -> tuple[Pack, StageEn
     for name, kind in backends.items():
         if backend in ("", name) and (kind.bundled or not kind.needs_weights):
             return pack, StageEntry(name, kind.bundled() if kind.bundled else {})
-    named = backends.get(backend)
-    if named and named.find is find_nothing and entry:
+    if entry and backend in backends and backends[backend].find is find_nothing:
         return pack, msgspec.structs.replace(entry, backend=backend)
+    return search_folder(pack, stage, backend)
+
+
+def search_folder(pack: Pack, stage: str, backend: str) -> tuple[Pack, StageEntry]:
+    """What a backend, or any of a folder without a manifest, can use in a pack's folder, although the manifest names it for no
+    stage or for others. Raises PackError if there is nothing."""
     if pack.plain:
         plain = open_plain(pack.plain, pack.models_folder, record=True, stage=stage, backend=backend)
-        if stage in plain.manifest.stages:
-            return plain, plain.manifest.stages[stage]
-    elif named and (files := search_folder(pack, stage, named)):
-        return pack, StageEntry(backend, files)
-    raise PackError(explain_no_weights(pack, stage, backend))
-
-
-def search_folder(pack: Pack, stage: str, backend: Backend) -> dict[str, str]:
-    """The files of a pack that a backend can use, although the manifest names them for no stage or for others."""
-    with plugin_errors(stage, pack.folder):
-        files = backend.find(pack.folder)
-    others = {name: other.files for name, other in pack.manifest.stages.items()}
-    return {**files, **shared_files(backend, others)} if files else {}
-
-
-def explain_no_weights(pack: Pack, stage: str, backend: str) -> str:
-    by = f' that the backend "{backend}" takes' if backend else ""
-    present = list(pack.manifest.stages)
-    place = f" Name it under [stages.{present[0]}]." if len(present) == 1 and present != [stage] else ""
-    if stage not in registry.ORDER:  # no pack of visiond has one
-        place = f' Set model in the table of each {stage}, for example model = "/srv/models/nsfw".'
-    return f"{pack.folder} has no weights for {stage}{by}; it has {', '.join(present) or 'none'}.{place}"
+        if entry := plain.manifest.stages.get(stage):
+            return plain, entry
+    elif named := registry.find_stage(stage).backends.get(backend):
+        with layouts.plugin_errors(stage, pack.folder):
+            files = named.find(pack.folder)
+        if files:
+            return pack, StageEntry(backend, {**files, **layouts.shared_files(named, pack.manifest.stages)})
+    raise PackError(layouts.explain_no_weights(pack.folder, pack.manifest, stage, backend))
 
 
 # The backends of version 0.1. A manifest of that version may lack files of the kinds LATER, which these do not read.
@@ -361,17 +358,25 @@ def check_files(pack: Pack, path: Path, stage: str = "", backend: str = "") -> d
         raise PackError(f"{path} is missing. Copy or pull the pack again.")
     if not path.is_relative_to(pack.folder):
         return {file.name: digest_file(file) for file in list_files(path)}
-    files = [file.relative_to(pack.folder).as_posix() for file in list_files(path)]
-    if (stage, backend) in OLD_BACKENDS and not any(file.endswith(LATER) for file in pack.manifest.digests):
-        files = [file for file in files if not file.endswith(LATER)]
-    if strange := sorted(set(files) - pack.manifest.digests.keys()):
-        raise PackError(
-            f"{pack.folder}: {', '.join(strange)} is not in {pack.record}; remove it from the folder."
-        )
+    refuse_unknown(pack, path, is_old=(stage, backend) in OLD_BACKENDS)
     place = path.relative_to(pack.folder)
-    known = [name for name in pack.manifest.digests if Path(name).is_relative_to(place)]
+    known = {
+        name: digest for name, digest in pack.manifest.digests.items() if Path(name).is_relative_to(place)
+    }
     verify(pack, known)
-    return {name: pack.manifest.digests[name] for name in known}
+    return known
+
+
+def refuse_unknown(pack: Pack, path: Path, *, is_old: bool) -> None:
+    """Raises PackError for a file of a pack that its record lacks. is_old: whether it is for one of OLD_BACKENDS."""
+    recorded = pack.manifest.digests
+    lacks_later = is_old and not any(name.endswith(LATER) for name in recorded)
+    found = {file.relative_to(pack.folder).as_posix() for file in list_files(path)}
+    unknown = [name for name in sorted(found - recorded.keys()) if not (lacks_later and name.endswith(LATER))]
+    if unknown:
+        raise PackError(
+            f"{pack.folder}: {', '.join(unknown)} is not in {pack.record}; remove it from the folder."
+        )
 
 
 def relevant_options(backend: Backend, options: Mapping[str, Any]) -> dict[str, Any]:

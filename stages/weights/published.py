@@ -32,12 +32,11 @@ from transformers import (
 from stages.contract.manifest import MANIFEST, Manifest, StageEntry, digest_folder, list_files, write_manifest
 from stages.scenes.shapes import LABELS
 from stages.scenes.truth import TAGS, VOCABULARY
+from stages.yolo.descriptor import FILES as YOLO_FILES
 from stages.yolo.structure import Size, describe
 from stages.yolo.weights import build_network, halve, save_network
 
 BLANK_NOTICE = "random weights: answers mean nothing"
-
-YOLO_FILES = {"weights": "yolo.safetensors", "config": "yolo.json"}  # in a pack's folder
 
 YOLO_WIDTH, YOLO_SIZE = 0.25, 640
 CLIP_WORDS, BLIP_WORDS = 49408, 30524  # in their vocabularies
@@ -51,8 +50,7 @@ PROMPT_WORDS = ("photo", "of", "the", "with", "picture", "image", "object")
 class Vocabulary:
     """The words that the models can use.
 
-    classes: YOLO's. labels: CLIP's tags. words: those that have a token of their own;
-    others are spelled in characters.
+    classes: YOLO's. labels: CLIP's tags. words: those that have a token of their own; others are spelled in characters.
     """
 
     classes: tuple[str, ...]
@@ -159,8 +157,7 @@ def make_blip_tokenizer(vocabulary: Vocabulary, longest: int) -> PreTrainedToken
 def make_tokenizer(
     words: Sequence[str], specials: dict[str, str], framed_by: tuple[str, str], longest: int
 ) -> PreTrainedTokenizerFast:
-    """WordPiece in lower case: the words are single tokens, others are split into characters.
-    Special tokens come first."""
+    """WordPiece in lower case: the words are single tokens, others are split into characters. Special tokens come first."""
     characters = string.ascii_lowercase + string.digits + string.punctuation
     pieces = [*specials.values(), *words, *characters, *(f"##{character}" for character in characters)]
     ids = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
@@ -175,21 +172,16 @@ def make_tokenizer(
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=longest, **specials)
 
 
-def save_models(models: Models, folder: Path, manifest: Manifest) -> Manifest:
-    """Write a pack: the networks with their matrices in float16, their tokenizers,
-    the labels and the manifest.
+def save_models(models: Models, folder: Path, manifest: Manifest) -> None:
+    """Write a pack: the networks with their matrices in float16, their tokenizers, the labels and the manifest.
 
     Of `manifest`, stages and digests are filled in here.
     """
     save_network(models.yolo.state_dict(), models.yolo_config, folder)
+    # A caption describes the whole image, so nothing is cropped for CLIP either.
+    clip = CLIPImageProcessor(size=square(models.clip), do_center_crop=False)
     for name, network, tokenizer, processor in (
-        # A caption describes the whole image, so nothing is cropped for CLIP either.
-        (
-            "clip",
-            models.clip,
-            models.clip_tokenizer,
-            CLIPImageProcessor(size=square(models.clip), do_center_crop=False),
-        ),
+        ("clip", models.clip, models.clip_tokenizer, clip),
         ("blip", models.blip, models.blip_tokenizer, BlipImageProcessor(size=square(models.blip))),
     ):
         for part in (halve_matrices(network), tokenizer, processor):
@@ -204,7 +196,6 @@ def save_models(models: Models, folder: Path, manifest: Manifest) -> Manifest:
     }
     manifest = msgspec.structs.replace(manifest, stages=stages, digests=digest_folder(folder))
     write_manifest(folder / MANIFEST, manifest)
-    return manifest
 
 
 def square(network: PreTrainedModel) -> dict[str, int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from stages.registry import registry
 from stages.weights.catalog import CATALOG, INCLUDED_LICENSE
 
@@ -37,7 +35,10 @@ def choose_models(name: str, *, permissive: bool) -> dict[str, str]:
     """The model of each stage. permissive: only under the licenses Apache, MIT and BSD. Raises UnknownName."""
     if name not in SETS:
         raise registry.UnknownName("set", name, SETS)
-    return {stage: _choose(models, permissive=permissive) for stage, models in SETS[name].items()}
+    return {
+        stage: next(model for model in models if is_permissive(model) or not permissive)
+        for stage, models in SETS[name].items()
+    }
 
 
 def license_of(model: str) -> str:
@@ -51,7 +52,3 @@ def is_permissive(model: str) -> bool:
 def sets_of(model: str) -> list[str]:
     """The names of the sets that have it."""
     return [name for name, chosen in SETS.items() if any(model in models for models in chosen.values())]
-
-
-def _choose(models: Iterable[str], *, permissive: bool) -> str:
-    return next(model for model in models if is_permissive(model) or not permissive)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from stages.contract.base import Image
+from stages.contract.binning import measure_dispersion
 from stages.contract.descriptor import Backend, Descriptor, KnownModel
 from stages.contract.invented import LABELS
 from stages.contract.options import Count, Fraction
@@ -69,6 +72,20 @@ class Objects(msgspec.Struct, frozen=True):
     count: int
     unique: int  # distinct labels
     dispersion: float  # bounding box of the detections' centers / area of the image
+
+    @classmethod
+    def of(
+        cls, labels: Sequence[str], scores: Sequence[float], boxes: Sequence[Sequence[float]], image: Image
+    ) -> Objects:
+        """boxes: corners x0, y0, x1, y1 in pixels of the image."""
+        detections = [
+            Detection(label, round(score, 5), (round(x0, 2), round(y0, 2), round(x1, 2), round(y1, 2)))
+            for label, score, (x0, y0, x1, y1) in zip(labels, scores, boxes, strict=True)
+        ]
+        detections.sort(key=lambda detection: -detection.score)
+        unique = len({detection.label for detection in detections})
+        dispersion = measure_dispersion([each.box for each in detections], image.width * image.height)
+        return cls(detections, len(detections), unique, round(dispersion, 6))
 
 
 class YoloOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,8 +1,7 @@
 """Detectors of transformers that answer with a fixed number of queries: DETR and its descendants, and YOLOS.
 
-Reference: Carion et al., "End-to-End Object Detection with Transformers", 2020. No two queries stand for the same
-object, so nothing is suppressed. The tests compare boxes, labels and scores with those of transformers' own
-processor and model.
+Reference: Carion et al., "End-to-End Object Detection with Transformers", 2020. No two queries stand for the same object, so
+nothing is suppressed. The tests compare boxes, labels and scores with those of transformers' own processor and model.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from stages.images.resize import ImageProcessor
 from stages.pretrained.convolutions import fold_norms
 from stages.yolo.candidates import Candidates, CandidateStage, corners_of
 from stages.yolo.descriptor import DETECTORS, OF_ANY_SHAPE, DetrOptions, Objects
-from stages.yolo.objects import describe
 from stages.yolo.recognition import has_name
 
 # Types whose attention leaves padding out; the others see it.
@@ -112,7 +110,7 @@ class DetrStage(CandidateStage):
         down, across = self.filled(image)
         shares = (corners[kept] / torch.tensor([across, down] * 2)).clamp(0, 1)
         boxes = shares * torch.tensor([image.width, image.height] * 2)
-        return describe([labels[place] for place in kept], scores[kept].tolist(), boxes.tolist(), image)
+        return Objects.of([labels[place] for place in kept], scores[kept].tolist(), boxes.tolist(), image)
 
     def filled(self, image: Image) -> tuple[float, float]:
         """The shares of the input's height and width that the image fills.

@@ -69,8 +69,7 @@ class Letterbox:
 def fill_canvases(
     pixels: Sequence[Tensor], boxes: Sequence[Letterbox], dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """uint8 [3, height, width] each, of any sizes but one canvas size, to 0..1 [images, 3, height, width],
-    channels last."""
+    """uint8 [3, height, width] each, of any sizes but one canvas size, to 0..1 [images, 3, height, width], channels last."""
     if has_kernels_for(pixels[0]):
         return fill_with_kernel(pixels, boxes, dtype)
     batch = torch.full((len(pixels), 3, *boxes[0].canvas), float(PADDING), device=pixels[0].device)

@@ -1,8 +1,7 @@
 """The only module of the stage that imports ultralytics, an extra: networks other than YOLOv8, and .pt files.
 
-Importing ultralytics changes the process: it patches PIL.Image.open and torch.save, sets the threads of cv2
-and OpenMP, and would install packages and use the network. Settings prevent what they can; the rest is undone
-after the import.
+Importing ultralytics changes the process: it patches PIL.Image.open and torch.save, sets the threads of cv2 and OpenMP, and
+would install packages and use the network. Settings prevent what they can; the rest is undone after the import.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def _unpatched() -> Iterator[None]:
 
 
 with _unpatched():
-    from ultralytics.nn.tasks import DetectionModel, torch_safe_load, yaml_model_load
+    from ultralytics.nn.tasks import DetectionModel, torch_safe_load
 
 
 class LibraryNetwork(YoloNetwork):
@@ -112,13 +111,6 @@ def make_predictor(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> An
     return predictor
 
 
-def read_structure(name: str) -> dict[str, Any]:
-    """The content of one of ultralytics' model YAMLs, "yolo11n.yaml" for example."""
-    structure: dict[str, Any] = yaml_model_load(name)
-    structure.pop("yaml_file")
-    return structure
-
-
 def check_class(model: object, source: str | Path) -> DetectionModel:
     """Raises StageUnusable for any model but a plain detection
     model: a derived class or head has other answers."""
@@ -131,8 +123,7 @@ def check_class(model: object, source: str | Path) -> DetectionModel:
 
 
 def read_checkpoint(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State and config of a detection model's .pt file, by torch's restricted loader with ultralytics' list of known
-    classes.
+    """State and config of a detection model's .pt file, by torch's restricted loader with ultralytics' list of known classes.
 
     Raises FileNotFoundError, or StageUnusable if it is not a detection checkpoint of known classes.
     """

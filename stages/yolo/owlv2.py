@@ -23,7 +23,6 @@ from stages.images.resize import PIXELS_AT_ONCE
 from stages.pretrained.checkpoints import load_tokenizer
 from stages.yolo.candidates import Candidates, CandidateStage, corners_of
 from stages.yolo.descriptor import OPEN_VOCABULARY, Objects, Owlv2Options
-from stages.yolo.objects import describe
 
 CACHED_AXES = 8  # their weights stay on the device, 5 MB for an axis of 1,280 pixels
 
@@ -126,4 +125,4 @@ class Owlv2Stage(CandidateStage):
         limit = torch.tensor([image.width, image.height] * 2)
         boxes = (corners[kept] * max(image.width, image.height)).clamp(torch.zeros(4), limit)
         words = [self.options.labels[number] for number in numbers[kept].tolist()]
-        return describe(words, scores[kept].tolist(), boxes.tolist(), image)
+        return Objects.of(words, scores[kept].tolist(), boxes.tolist(), image)

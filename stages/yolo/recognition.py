@@ -141,19 +141,20 @@ def check_checkpoint(file: Path) -> None:
     """Raises PackError if a .pt file names another class than YOLO's detection model.
     A file that is not a torch archive is left to the loader."""
     classes = list_classes(file)
-    models = [name for module, name in classes if module == "ultralytics.nn.tasks"]
-    if other := [name for name in models if name not in MODELS]:
-        raise PackError(f"{file} is {CLASSES.get(other[0], 'an ultralytics model')} ({other[0]}); {TAKEN}.")
-    heads = [name for module, name in classes if module == "ultralytics.nn.modules.head"]
-    if other := [name for name in heads if name not in HEADS]:
-        raise PackError(f"{file} is a YOLO model with a {other[0]} head; {TAKEN}.")
+    names: dict[str, list[str]] = {}
+    for module, name in classes:
+        names.setdefault(module, []).append(name)
+    models, heads = names.get("ultralytics.nn.tasks", []), names.get("ultralytics.nn.modules.head", [])
+    if other := next((name for name in models if name not in MODELS), ""):
+        raise PackError(f"{file} is {CLASSES.get(other, 'an ultralytics model')} ({other}); {TAKEN}.")
+    if other := next((name for name in heads if name not in HEADS), ""):
+        raise PackError(f"{file} is a YOLO model with a {other} head; {TAKEN}.")
     if classes and not models:
         raise PackError(f"{file} does not contain an ultralytics model, but {'.'.join(classes[0])}; {TAKEN}.")
 
 
 def list_classes(file: Path) -> list[tuple[str, str]]:
-    """Module and name of each class in a torch archive, in order. They are read as text;
-    nothing is imported or run."""
+    """Module and name of each class in a torch archive, in order. They are read as text; nothing is imported or run."""
     # Every worker imports this module, and these two take a tenth of its start.
     import pickletools
     import zipfile

@@ -7,6 +7,7 @@ go through the network together. The tests compare boxes, classes and scores wit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 
 import numpy as np
 import torch
@@ -31,7 +32,6 @@ from stages.pretrained.recording import Recorded, recording_single
 from stages.yolo.descriptor import Objects, YoloOptions
 from stages.yolo.letterbox import Letterbox, fill_canvases, fill_with_kernel
 from stages.yolo.network import convolutions_with_silu, speed_up_convolutions
-from stages.yolo.objects import describe
 from stages.yolo.recognition import has_name
 from stages.yolo.suppression import keep_confident, select, suppress
 from stages.yolo.weights import load_network
@@ -92,9 +92,8 @@ class YoloStage(Stage):
                     candidates = self._forward(pixels, [boxes[place] for place in batch])
                 for place, found in zip(batch, self._suppress(candidates), strict=True):
                     results[place] = self._describe(found, boxes[place], images[place])
-        for place, unknown in enumerate(self.familiarity.find_unfamiliar(images)):
-            if unknown:
-                results[place] = describe([], [], [], images[place])
+        for place in compress(range(len(images)), self.familiarity.find_unfamiliar(images)):
+            results[place] = Objects.of([], [], [], images[place])
         return [results[place] for place in range(len(images))]
 
     def _forward(self, pixels: Sequence[Tensor], boxes: Sequence[Letterbox]) -> Tensor:
@@ -117,4 +116,4 @@ class YoloStage(Stage):
         rows = found.numpy().astype(np.float64)[[has_name(label) for label in labels]]
         corners = box.unplace(rows[:, :4], image.height, image.width).tolist()
         labels = [label for label in labels if has_name(label)]
-        return describe(labels, rows[:, 4].tolist(), corners, image)
+        return Objects.of(labels, rows[:, 4].tolist(), corners, image)

@@ -5,7 +5,6 @@ and all other networks come from ultralytics (stages/yolo/library.py). Imports n
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +21,7 @@ UPSAMPLE: Row = [-1, 1, "nn.Upsample", ["None", 2, "nearest"]]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """depth: factor of the repeats. width: factor of the channels. max_channels: limit of the channels before that
-    factor."""
+    """depth: factor of the repeats. width: factor of the channels. max_channels: limit of the channels before that factor."""
 
     depth: float
     width: float
@@ -38,6 +36,7 @@ SIZES = {
     "l": Size(1.0, 1.0, 512),
     "x": Size(1.0, 1.25, 512),
 }
+NAMED = {"yolov8.yaml": SIZES["n"], **{f"yolov8{letter}.yaml": size for letter, size in SIZES.items()}}
 
 
 def list_backbone(deepest: int = 1024) -> list[Row]:
@@ -74,8 +73,7 @@ def find_size(model: object) -> Size | None:
     model: of a yolo.json, the name or the content of one of ultralytics' YAMLs.
     """
     if isinstance(model, str):
-        named = re.fullmatch(r"yolov8([nsmlx]?)\.yaml", model)
-        return SIZES[named[1] or "n"] if named else None
+        return NAMED.get(model)
     if not isinstance(model, Mapping) or not has_known_keys(model):
         return None
     rows = [UPSAMPLE if row == [*UPSAMPLE[:3], [None, 2, "nearest"]] else row for row in list_rows(model)]

@@ -30,8 +30,7 @@ from stages.yolo.yolov8 import YoloV8
 def load_network(
     files: Mapping[str, str], *, allow_pickle: bool = False
 ) -> tuple[YoloNetwork, dict[str, Any]]:
-    """A network in eval mode and its config. files: "weights" and "config",
-    or "weights" alone for a .pt file.
+    """A network in eval mode and its config. files: "weights" and "config", or "weights" alone for a .pt file.
 
     Raises StageUnusable if the weights may not be read, or are those of another model.
     """
@@ -103,8 +102,7 @@ def halve(tensor: Tensor) -> Tensor:
 
 
 def convert_checkpoint(checkpoint: Path, folder: Path) -> None:
-    """Convert an ultralytics .pt file to yolo.safetensors and yolo.json.
-    Raises the errors of `read_checkpoint`."""
+    """Convert an ultralytics .pt file to yolo.safetensors and yolo.json. Raises the errors of `read_checkpoint`."""
     state, config = read_checkpoint(checkpoint)
     write_files({name: tensor.contiguous() for name, tensor in state.items()}, config, folder)
 

@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 from stages.contract.manifest import MANIFEST, read_manifest
 from stages.pretrained.familiarity import FILE, ROLES, load_familiarity
 from stages.weights.packs import open_pack, resolve_all, verify
+from tests.minipack.blank import make_blank_pack
 from tests.minipack.test_mini import TINY
 from tests.stages.pictures import draw_image
-from visiond_mini import familiarity, mini
+from visiond_mini import familiarity
 from visiond_mini.familiarity import add_familiarity, fit, fit_logistic
 from visiond_mini.recipe import Options, make_pack
 
@@ -54,7 +55,7 @@ def test_the_regression_is_the_least_of_its_loss() -> None:
 
 def test_a_pack_gets_the_classifier_for_each_stage(tmp_path: Path) -> None:
     pack = tmp_path / "pack"
-    mini.make_blank_pack(pack, seed=1, sizes=TINY)
+    make_blank_pack(pack, seed=1, sizes=TINY)
     before = read_manifest(pack / MANIFEST)
     add_familiarity(pack, tmp_path, 9, say=lambda line: None)
     manifest = read_manifest(pack / MANIFEST)
@@ -73,9 +74,7 @@ def test_a_training_ends_with_the_classifier(tmp_path: Path, monkeypatch: pytest
     steps: list[str] = []
     for name in ("make_scenes", "train_all"):
         monkeypatch.setattr(f"visiond_mini.recipe.{name}", lambda *_, name=name: steps.append(name))
-    monkeypatch.setattr(
-        "visiond_mini.recipe.pack_models", lambda _: mini.make_blank_pack(out, seed=1, sizes=TINY)
-    )
+    monkeypatch.setattr("visiond_mini.recipe.pack_models", lambda _: make_blank_pack(out, seed=1, sizes=TINY))
     monkeypatch.setattr("visiond_mini.recipe.list_logs", lambda _: {})
     make_pack(Options(out=out, workdir=tmp_path, scenes=6, score=0), lambda line: None, 0)
     assert steps == ["make_scenes", "train_all"]

@@ -11,8 +11,9 @@ from stages.pretrained.checkpoints import load_model, load_tokenizer
 from stages.scenes.generator import make_scene
 from stages.weights.published import BLANK_NOTICE, Vocabulary
 from stages.yolo.weights import load_network
+from tests.minipack.blank import make_blank_pack
 from tests.stages.yolo.detectors import files_in
-from visiond_mini.mini import Sizes, layers, make_blank_pack
+from visiond_mini.mini import Sizes, layers
 
 TINY = Sizes(
     yolo_size=64,

@@ -21,6 +21,7 @@ from stages.scenes.truth import Truth
 from stages.weights import published
 from stages.weights.packs import Pack, open_pack, resolve_all, verify
 from stages.yolo.descriptor import Objects
+from tests.minipack.blank import make_blank_pack
 from tests.minipack.test_learners import NAMES, TINY
 from visiond.training.log import draw_curves
 from visiond.training.settings import LOG, TrainerSettings
@@ -275,7 +276,7 @@ def test_a_pack_keeps_what_its_card_is_made_of(pack: Pack) -> None:
 
 def test_one_model_is_put_into_a_pack_and_the_others_stay(tmp_path: Path) -> None:
     out, trained = tmp_path / "pack", tmp_path / "work" / "blip" / FINAL
-    mini.make_blank_pack(out, seed=1, sizes=TINY)
+    make_blank_pack(out, seed=1, sizes=TINY)
     before = read_manifest(out / MANIFEST).digests
     mini.make_models(2, published.Vocabulary.of_scenes(), TINY).blip.save_pretrained(trained)
     pack_models(Options(out=out, workdir=tmp_path / "work", only=("blip",)))

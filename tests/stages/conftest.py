@@ -10,8 +10,8 @@ import torch
 
 from stages.contract.base import Image
 from stages.weights.packs import Pack, open_pack
+from tests.minipack.blank import make_blank_pack
 from tests.stages.pictures import draw_image
-from visiond_mini.mini import make_blank_pack
 
 SIZES = [
     (480, 640),

@@ -18,9 +18,8 @@ class Shards(StrEnum):
 
 @dataclass(frozen=True)
 class ClusterJob:
-    """A run as its user ordered it. address: of a Ray cluster, or "local". chains: actors; 0: one for each GPU, or
-    without GPUs one for each machine. part_images: inputs of a unit. keep: further
-    columns, as `--keep` names them."""
+    """A run as its user ordered it. address: of a Ray cluster, or "local". chains: actors; 0: one for each GPU, or without
+    GPUs one for each machine. part_images: inputs of a unit. keep: further columns, as `--keep` names them."""
 
     source: str
     output: str

@@ -30,9 +30,8 @@ class ClusterPlace(Protocol):
         """All bytes of a file. Raises OSError."""
 
     def write_whole(self, name: str, data: bytes) -> bool:
-        """Create a file, whole or not at all, so that it outlives a power failure. Returns False, and writes nothing,
-        if it exists; a store may return True if it has the same bytes. Raises NotWritable, StoreFailed, StoreAway,
-        NoStore."""
+        """Create a file, whole or not at all, so that it outlives a power failure. Returns False, and writes nothing, if it
+        exists; a store may return True if it has the same bytes. Raises NotWritable, StoreFailed, StoreAway, NoStore."""
 
     def clean(self) -> None:
         """Remove what writers that were killed have left."""

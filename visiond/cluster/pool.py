@@ -14,7 +14,7 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -29,7 +29,6 @@ from visiond.cluster.actor import ActorChain
 from visiond.cluster.job import ClusterJob
 from visiond.cluster.planning import Unit, to_table
 from visiond.cluster.reading.keeping import Kept
-from visiond.cluster.sharing import count_sharers
 
 THREADS = 3  # of an actor: for the unit that is read, the one that is annotated, and the one that is written
 SPARE_SECONDS = 60.0  # for Ray to start or replace an actor
@@ -102,8 +101,7 @@ class ActorPool:
             self._ray.shutdown()
 
     def run(self, units: Sequence[Unit]) -> Iterator[tuple[str, Counter[JobStatus]]]:
-        """Run units, in any order; the name of each, and its images by state.
-        Raises WaveLost, ChainUnusable."""
+        """Run units, in any order; the name of each, and its images by state. Raises WaveLost, ChainUnusable."""
         ray = self._ray
         self.chains = self._count_chains()
         size = max(1, min(self.chains, len(units)))
@@ -212,3 +210,22 @@ def _quieten() -> None:
         from ray._private import worker
 
         worker.print_to_stdstream = lambda *_, **__: None
+
+
+def count_sharers(chains: int, gpus_per_chain: float) -> int:
+    """In an actor: how many actors this machine has when all have started. Each sees all cores and all memory, and takes its
+    share of them. gpus_per_chain: 0: on the CPU."""
+    import ray
+
+    return share_out(ray.nodes(), ray.get_runtime_context().get_node_id(), chains, gpus_per_chain)
+
+
+def share_out(nodes: Sequence[Mapping[str, Any]], own: str, chains: int, gpus_per_chain: float) -> int:
+    """nodes: as Ray lists them. own: the NodeID of this machine. Without GPUs, Ray may put actors on any machine; this
+    assumes that it spreads them evenly."""
+    alive = {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]}
+    if gpus_per_chain:
+        room = int(alive[own].get("GPU", 0.0) / gpus_per_chain)
+        return max(1, min(chains, room))
+    machines = sum(bool(resources.get("CPU")) for resources in alive.values())
+    return max(1, math.ceil(chains / max(1, machines)))

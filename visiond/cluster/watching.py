@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 from daemon.system.signals import SHELL_OFFSET
@@ -42,7 +43,7 @@ def become_driver() -> Callable[[], None]:
         die_with(watcher)
         _leave_group()
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
-        return lambda: os.close(write) if os.write(write, b".") else None
+        return partial(_send_word, write)
     os.close(write)
     passed = _pass_signals(driver)
     signal.pthread_sigmask(signal.SIG_SETMASK, held)
@@ -89,6 +90,11 @@ def _pass_signals(driver: int) -> set[int]:
         if signal.getsignal(number) != signal.SIG_IGN:  # as in the background of a script
             signal.signal(number, pause if number == signal.SIGTSTP else pass_on)
     return passed
+
+
+def _send_word(pipe: int) -> None:
+    os.write(pipe, b".")
+    os.close(pipe)
 
 
 def _has_word(pipe: int) -> bool:

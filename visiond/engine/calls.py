@@ -96,13 +96,16 @@ class Calls:
             over: object = False
             while not over:
                 with self._changed:
-                    self._wait(lambda: call.endings or not call.left or self.error or stopped())
-                    over = not call.left or self.error or stopped()
+                    self._wait(lambda: call.endings or self._is_over(call))
+                    over = self._is_over(call)
                 yield from self._take(call)  # also those that ended just before it was over
             if call.left and self.error:
                 raise self.error
         finally:
             self._forget(call)
+
+    def _is_over(self, call: Call) -> object:
+        return not call.left or self.error or call.stopped()
 
     def _take(self, call: Call) -> list[tuple[int, Record]]:
         """Those that have ended since the last time."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from daemon.core.labels import Kind
 from daemon.labels.metrics import Measure, measure_captions
 from stages.blip.descriptor import FLORENCE, MODELS, BlipOptions, FlorenceOptions
-from stages.blip.florence import make_prompt
+from stages.blip.generation import make_prompt
 from stages.blip.stage import BlipStage
 from stages.contract.base import Image, StageSpec
 from stages.images.devices import pixels_of

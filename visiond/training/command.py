@@ -19,6 +19,7 @@ from daemon.system.signals import INTERRUPTED
 from daemon.terminal.display import errors, print_warning, printable
 from daemon.terminal.options import ConfigOption, WandbOption, check_trackers, flag, option, read_config
 from daemon.terminal.progress import LATE_SECONDS, Progress
+from visiond.training.settings import TrainingPlace
 
 if TYPE_CHECKING:
     from daemon.config.loading import Config
@@ -59,6 +60,7 @@ TEXTS = {
         "captions.csv",
     ),
 }
+FURTHER = {"detector": ("pycocotools", "scipy")}  # libraries besides accelerate
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 
 
@@ -175,21 +177,21 @@ for _task in TEXTS:
     train_app.command(_task)(_make_command(_task))  # type: ignore[arg-type]
 
 
-def choose_places(gpus: Sequence[Gpu], wanted: str, processes: int) -> list[tuple[str, str]]:
-    """UUID and name of each GPU; without GPUs, of the CPU. Raises WrongArgument."""
-    named = {gpu.number: (gpu.uuid, f"GPU {gpu.number} ({gpu.name})") for gpu in gpus}
-    numbers = [number.strip() for number in wanted.split(",") if number.strip()]
+def choose_places(gpus: Sequence[Gpu], wanted: str, processes: int) -> list[TrainingPlace]:
+    """The GPUs; without any, the CPU. Raises WrongArgument."""
+    named = {gpu.number: TrainingPlace(gpu.uuid, f"GPU {gpu.number} ({gpu.name})") for gpu in gpus}
+    numbers = list(filter(None, map(str.strip, wanted.split(","))))
     if unknown := [number for number in numbers if number not in named]:
         there = f"There are {', '.join(named)}." if named else "There is no GPU here."
         raise WrongArgument(f"--gpus {wanted}: no GPU has the number {unknown[0]}. {there}")
-    return [named[number] for number in numbers or named] or [("", "the CPU")] * processes
+    return [named[number] for number in numbers or named] or [TrainingPlace("", "the CPU")] * processes
 
 
 def train_own(
     task: Task,
     options: Options,
     config: Config,
-    places: Sequence[tuple[str, str]],
+    places: Sequence[TrainingPlace],
     *,
     force: bool,
     prepare: bool,
@@ -197,11 +199,11 @@ def train_own(
     """Raises VisiondError."""
     from visiond.training.children import InUse
     from visiond.training.job import JOB, STAGES, check_base, read_job, write_job
-    from visiond.training.launch import TrainingPlace, train
+    from visiond.training.launch import train
 
     check_out(options.out, force=force or options.resume)
     # Only the processes import them.
-    for name in ("accelerate", *(("pycocotools", "scipy") if task == "detector" else ())):
+    for name in ("accelerate", *FURTHER.get(task, ())):
         if find_spec(name) is None:
             raise MissingLibrary(f"Training needs {name}: pip install 'visiond[train]'")
     check_trackers(options.trackers)
@@ -223,7 +225,7 @@ def train_own(
         return
     try:
         _say(f"Training on {', '.join(name for _, name in places)}; work in {job.work}.")
-        train(job, [TrainingPlace(*place) for place in places], _say)
+        train(job, places, _say)
     except InUse as error:
         raise WrongArgument(str(error)) from error
     except (KeyboardInterrupt, SystemExit):

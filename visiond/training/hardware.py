@@ -149,8 +149,7 @@ def make_deterministic() -> None:
 
 
 def probe_batch(fits: Callable[[int], bool], start: int, most: int) -> int:
-    """The largest batch up to `most` that fits: doubled until the memory is full, then reduced by bisection,
-    three times.
+    """The largest batch up to `most` that fits: doubled until the memory is full, then reduced by bisection, three times.
 
     Raises MemoryError when not even `start`, halved down to one, fits.
     """
@@ -176,8 +175,7 @@ def probe_batch(fits: Callable[[int], bool], start: int, most: int) -> int:
 
 
 def gather_with_gradient(tensor: Tensor) -> Tensor:
-    """The rows of all processes, in order. The gradient of a
-    loss of all rows reaches each process's own rows."""
+    """The rows of all processes, in order. The gradient of a loss of all rows reaches each process's own rows."""
     if not tensor.requires_grad:
         parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, tensor.contiguous())

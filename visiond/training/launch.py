@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -20,20 +20,13 @@ from stages.contract.processes import count_cores, environment, python
 from visiond.training.children import Child, end_children, locked, start_child, stopped_in_order
 from visiond.training.job import BATCH, JOB, OUT_OF_MEMORY, TOO_SMALL, TrainingJob, rewrite_job
 from visiond.training.log import read_log
-from visiond.training.settings import CHECKPOINTS, LOG, find_checkpoint
+from visiond.training.settings import CHECKPOINTS, LOG, TrainingPlace, find_checkpoint
 
 POLL_SECONDS = 0.5
 LAST_CHARACTERS = 3000
 COMMAND = python("-m", "visiond.training.run")
 
 Say = Callable[[str], None]
-
-
-class TrainingPlace(NamedTuple):
-    """Where a process runs. uuid: of a GPU; empty: on the CPU. name: what people call it."""
-
-    uuid: str
-    name: str
 
 
 class TrainingFailed(VisiondError):
@@ -49,12 +42,9 @@ def train(
     with locked(work) as lock, stopped_in_order():
         if not job.resume:
             forget(work)
-        while True:
-            ended = _run_once(job, places, say, (*command, str(work / JOB)), lock)
-            if not any(ended):
-                return
+        while any(ended := _run_once(job, places, say, (*command, str(work / JOB)), lock)):
             short = [place for place, status in zip(places, ended, strict=True) if status == TOO_SMALL]
-            if short and len(short) < len(places):
+            if 0 < len(short) < len(places):
                 for place in short:
                     say(f"{place.name} is left out: its memory is too small for a batch of one.")
                 places = [place for place in places if place not in short]
@@ -64,8 +54,7 @@ def train(
                 job = msgspec.structs.replace(job, settings=settings, resume=True)
                 rewrite_job(job)
             else:
-                failed = next(rank for rank, status in enumerate(ended) if status)
-                raise TrainingFailed(_describe_failure(_output(work, failed)))
+                raise TrainingFailed(_describe_failure(work, ended))
 
 
 def forget(work: Path) -> None:
@@ -172,7 +161,8 @@ def _output(work: Path, rank: int) -> Path:
     return work / f"output-{rank}.txt"
 
 
-def _describe_failure(output: Path) -> str:
+def _describe_failure(work: Path, ended: Sequence[int]) -> str:
+    output = _output(work, next(rank for rank, status in enumerate(ended) if status))
     end = output.read_text(errors="replace")[-LAST_CHARACTERS:].strip()
     return f"the training failed; {output} ends with:\n{end}"
 

@@ -38,8 +38,7 @@ KEPT = {  # files of the base that the result has too
 
 def load_to_train(models: Sequence[KnownModel], base: Path, **changes: Any) -> Any:
     """The model in a folder, in float32. changes: of its configuration; weights that then have another shape are new ones."""
-    kind, _ = find_kind(models, str(base))
-    return kind.from_pretrained(
+    return find_kind(models, str(base)).from_pretrained(
         base,
         dtype=torch.float32,
         use_safetensors=True,

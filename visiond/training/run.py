@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,12 @@ from visiond.training.captioner import CaptionLearner
 from visiond.training.card import publish
 from visiond.training.data import Data
 from visiond.training.detector import DetectorLearner
-from visiond.training.hardware import join_processes, make_deterministic, measure_batch
+from visiond.training.hardware import (
+    TrainingBatches,
+    join_processes,
+    make_deterministic,
+    measure_batch,
+)
 from visiond.training.job import (
     BATCH,
     FINAL,
@@ -63,35 +69,22 @@ def run(job: Path, say: Callable[[str], None]) -> None:
     with closing(Decoders(cores, Limits())) as decoders:
         learner = _make_learner(order, data, device)
         batches = learner.batches(TrainingImages(data.learnt, device, decoders), flip=order.flip)
-        settings = order.settings
-        if cuda and not settings.micro_batch:
-            # Before the processes are connected: the losses of some models exchange something.
-            most = min(settings.batch_size or len(batches), len(batches))
-            learner.train()
-            micro = measure_batch(learner, batches, device, settings.precision, settings.probe_from, most)
-            settings = msgspec.structs.replace(settings, micro_batch=micro)
-        join_processes(say if rank == 0 else _ignore)
+        # Before the processes are connected: the losses of some models exchange something.
+        micro = _find_micro_batch(order, learner, batches, device)
+        settings = msgspec.structs.replace(order.settings, micro_batch=micro)
+        join_processes(say if rank == 0 else lambda _: None)
         trainer = Trainer(learner, batches, settings, Path(order.work))
-        held_out = TrainingImages(data.held_out, device, decoders)
-        last, scored = list[Measure](), False
-
-        def score() -> dict[str, float]:
-            nonlocal scored
-            scored = True
-            answers = answer_all(learner, held_out, rank, processes)
-            last[:] = [learner.measure(data.held_out, answers)] if rank == 0 else []
-            return last[0](np.ones(len(answers))) if last else {}
-
+        exam = Exam(learner, TrainingImages(data.held_out, device, decoders), rank, processes)
         try:
-            trainer.run(resume=order.resume, score=score if data.held_out else None)
-            if data.held_out and not scored:  # a training that was killed after its last step
+            trainer.run(resume=order.resume, score=exam.score if data.held_out else None)
+            if data.held_out and not exam.is_over:  # a training that was killed after its last step
                 learner.eval()
-                score()
+                exam.score()
         except torch.OutOfMemoryError:
             (Path(order.work) / BATCH).write_text(str(trainer.micro_batch))
             raise
         if rank == 0:
-            _finish(order, data, learner, last)
+            _finish(order, data, learner, exam.measure)
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -108,56 +101,78 @@ def _make_learner(job: TrainingJob, data: Data, device: torch.device) -> Learner
     return learner
 
 
-def _finish(job: TrainingJob, data: Data, learner: Learner, measures: Sequence[Measure]) -> None:
-    """Save the model, and put it into the place of the result. measures: the last one, if there is one."""
+def _find_micro_batch(
+    job: TrainingJob, learner: Learner, batches: TrainingBatches, device: torch.device
+) -> int:
+    """As many examples in a pass as fit into a GPU's memory, unless the job says how many."""
+    settings = job.settings
+    if settings.micro_batch or device.type != "cuda":
+        return settings.micro_batch
+    most = min(settings.batch_size or len(batches), len(batches))
+    learner.train()
+    return measure_batch(learner, batches, device, settings.precision, settings.probe_from, most)
+
+
+def _finish(job: TrainingJob, data: Data, learner: Learner, measure: Measure | None) -> None:
+    """Save the model, and put it into the place of the result. measure: of the last scores, if there are any."""
     learner.save(Path(job.base), Path(job.work) / FINAL)
-    ranges = [interval(measure, len(data.held_out)) for measure in measures]
-    (Path(job.work) / RANGES).write_bytes(msgspec.json.encode(ranges[0] if ranges else {}))
+    ranges = interval(measure, len(data.held_out)) if measure else {}
+    (Path(job.work) / RANGES).write_bytes(msgspec.json.encode(ranges))
     publish(job, data)
 
 
-def answer_all(learner: Learner, pictures: TrainingImages, rank: int, processes: int) -> list[Any]:
-    """The answers for all images, of which each process has its share. In all processes."""
-    own = range(rank, len(pictures), processes)
-    parts = (learner.answer(pictures.read(places)) for places in split_batches(own, SCORED_AT_ONCE))
-    found = dict(zip(own, (answer for part in parts for answer in part), strict=True))
-    everyone = [found]
-    if processes > 1:
-        everyone = [{} for _ in range(processes)]
-        dist.all_gather_object(everyone, found)
-    answers = {place: answer for part in everyone for place, answer in part.items()}
-    return [answers[place] for place in range(len(pictures))]
+class Exam:
+    """Scores a model on the images that are held out. measure: of the last time, in the first process."""
 
+    def __init__(self, learner: Learner, pictures: TrainingImages, rank: int, processes: int) -> None:
+        self.learner, self.pictures, self.rank, self.processes = learner, pictures, rank, processes
+        self.is_over = False
+        self.measure: Measure | None = None
 
-def _ignore(_: str) -> None: ...
+    def score(self) -> dict[str, float]:
+        """Called in all processes. Figures by name, in the first process."""
+        self.is_over = True
+        answers = self._answer_all()
+        if self.rank:
+            return {}
+        self.measure = self.learner.measure(self.pictures.samples, answers)
+        return self.measure(np.ones(len(answers)))
+
+    def _answer_all(self) -> list[Any]:
+        """The answers for all images, of which each process has its share. In all processes."""
+        own = range(self.rank, len(self.pictures), self.processes)
+        batches = map(self.pictures.read, split_batches(own, SCORED_AT_ONCE))
+        found = dict(zip(own, chain.from_iterable(map(self.learner.answer, batches)), strict=True))
+        everyone = [found]
+        if self.processes > 1:
+            everyone = [{} for _ in range(self.processes)]
+            dist.all_gather_object(everyone, found)
+        answers = {place: answer for part in everyone for place, answer in part.items()}
+        return [answers[place] for place in range(len(self.pictures))]
 
 
 def main() -> None:
-    if (
-        "TORCHELASTIC_RUN_ID" in os.environ
-    ):  # otherwise the processes would go on when their launcher is killed
+    # Otherwise the processes would go on when their launcher is killed.
+    if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with(os.getppid())
     try:
         run(Path(sys.argv[1]), lambda text: print(text, flush=True))
     except (VisiondError, ResumeError, ValueError) as error:  # sentences for people
-        print(error, file=sys.stderr, flush=True)
-        _leave(1)
+        _leave(error, 1)
     except torch.OutOfMemoryError as error:
-        print(error, file=sys.stderr, flush=True)
-        _leave(OUT_OF_MEMORY)
+        _leave(error, OUT_OF_MEMORY)
     except RuntimeError as error:
         if "deterministic" not in str(error):
             raise
         why = str(error).split(", but you set")[0]
-        print(f"{why}: train this model without --deterministic.", file=sys.stderr, flush=True)
-        _leave(1)
+        _leave(f"{why}: train this model without --deterministic.", 1)
     except MemoryError as error:
-        print(error, file=sys.stderr, flush=True)
-        _leave(TOO_SMALL)
+        _leave(error, TOO_SMALL)
 
 
-def _leave(status: int) -> None:
+def _leave(why: object, status: int) -> None:
     """At once: the other processes wait for this one in an exchange that never comes, and so would its end."""
+    print(why, file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(status)
 

@@ -11,9 +11,8 @@ FIRST_PACE = 1e-4  # of a schedule with only a time limit, until it is measured
 class LearningRates:
     """A linear warm-up, then half a cosine down to 0, over a progress from 0 to 1.
 
-    Each step is one of `steps` planned steps. With a time limit, steps count for more as soon as the measured
-    pace would exceed the limit, so that the cosine always reaches 0; the curve then depends on the machine's
-    speed.
+    Each step is one of `steps` planned steps. With a time limit, steps count for more as soon as the measured pace would
+    exceed the limit, so that the cosine always reaches 0; the curve then depends on the machine's speed.
     """
 
     def __init__(self, steps: int, seconds: float, warmup: float) -> None:

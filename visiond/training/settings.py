@@ -4,6 +4,7 @@ processes, needs it too."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,8 +12,7 @@ LOG, CHECKPOINTS, STATE = "log.jsonl", "checkpoints", "state.json"
 
 
 class TrainerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to train. The first limit of epochs, steps and seconds that is reached ends the training;
-    0 is no limit."""
+    """How to train. The first limit of epochs, steps and seconds that is reached ends the training; 0 is no limit."""
 
     seed: int = 1
     # Examples in one step of the optimizer, in all processes together; 0: as many as fit into the memory.
@@ -33,6 +33,13 @@ class TrainerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     probe_from: int = 8  # examples
     trackers: tuple[str, ...] = ()  # of hardware.TRACKERS
     project: str = "visiond"  # the trackers' name for it
+
+
+class TrainingPlace(NamedTuple):
+    """Where a process runs. uuid: of a GPU; empty: on the CPU. name: what people call it."""
+
+    uuid: str
+    name: str
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

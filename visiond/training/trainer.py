@@ -1,13 +1,11 @@
-"""A trainer for any module that computes losses from a batch,
-on one or more GPUs with Hugging Face Accelerate.
+"""A trainer for any module that computes losses from a batch, on one or more GPUs with Hugging Face Accelerate.
 
     trainer = Trainer(learner, batches, Settings(steps=5000), Path("run"))
     trainer.run(resume=True)
 
-Started by itself it uses one device; started by `accelerate launch` or torchrun, one for each process. The
-content of a batch depends only on the seed and the number of the step. So a run that was killed and is
-resumed from its last checkpoint has the same curve as one that was not killed, with the same number of
-processes.
+Started by itself it uses one device; started by `accelerate launch` or torchrun, one for each process. The content of a batch
+depends only on the seed and the number of the step. So a run that was killed and is resumed from its last checkpoint has the
+same curve as one that was not killed, with the same number of processes.
 """
 
 from __future__ import annotations
@@ -90,14 +88,10 @@ class Trainer:
     def run(self, *, resume: bool = False, stop_after: int = 0, score: Score | None = None) -> None:
         """Train to the end, or until step `stop_after`.
 
-        resume: continue from the last checkpoint if there is one. Without it,
-        existing checkpoints are removed. score: called after each epoch, in all processes; the
-        figures of the first one go into the log.
+        resume: continue from the last checkpoint if there is one. Without it, existing checkpoints are removed. score: called
+        after each epoch, in all processes; the figures of the first one go into the log.
         """
-        last = find_checkpoint(self.folder) if resume else None
-        if not resume and self.accelerator.is_main_process:
-            # Otherwise a later resume would take them for this run's.
-            remove_folder(self.folder / CHECKPOINTS)
+        last = self._find_last(resume=resume)
         self._prepare(last)
         self._start_log(keep=last is not None)
         began, self.marked = time.monotonic() - self.elapsed, (self.schedule.step, time.monotonic())
@@ -112,10 +106,10 @@ class Trainer:
                 upcoming = self._take_step(upcoming, reader)
                 bar(self.schedule.progress)
                 self.elapsed = time.monotonic() - began
-                if self.schedule.step % self.settings.log_every == 0 or self.schedule.done:
+                if self._ends(self.settings.log_every):
                     self._keep_time()
                     self._write_log()
-                if score and (self.schedule.step % self.steps_per_epoch == 0 or self.schedule.done):
+                if score and self._ends(self.steps_per_epoch):
                     self._score(score)
                 if self._is_due():
                     self._save()
@@ -123,12 +117,24 @@ class Trainer:
             self._save()
             self.accelerator.end_training()
 
+    def _ends(self, steps: int) -> bool:
+        """Whether the last of so many steps was taken, or the last of all."""
+        return self.schedule.step % steps == 0 or self.schedule.done
+
     def _use_device(self) -> None:
         """Kernels of a thread run on its current device."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
     # Setting up.
+
+    def _find_last(self, *, resume: bool) -> Path | None:
+        """The last checkpoint, to resume from. Otherwise all are removed: a later resume would take them for this run's."""
+        if resume:
+            return find_checkpoint(self.folder)
+        if self.accelerator.is_main_process:
+            remove_folder(self.folder / CHECKPOINTS)
+        return None
 
     def _prepare(self, checkpoint: Path | None) -> None:
         """Set sizes, optimizer and schedule; from the checkpoint if there is one."""
@@ -167,8 +173,7 @@ class Trainer:
             )
 
     def _choose_sizes(self) -> None:
-        """Choose the batch sizes of a step and of a pass, the same in all processes;
-        the second divides the first."""
+        """Choose the batch sizes of a step and of a pass, the same in all processes; the second divides the first."""
         share = self.settings.batch_size // self.processes
         if self.settings.batch_size and not share:
             raise ValueError(
@@ -326,8 +331,7 @@ class Trainer:
         )
 
     def _save(self) -> None:
-        """Save under a temporary name and rename, so that a checkpoint is complete or missing,
-        even after a power failure."""
+        """Save under a temporary name and rename, so that a checkpoint is complete or missing, even after a power failure."""
         self.saved_at = self.clock
         name = f"step-{self.schedule.step:08}"
         part, whole = self.folder / CHECKPOINTS / f".{name}", self.folder / CHECKPOINTS / name

@@ -17,8 +17,7 @@ from stages.contract.base import UNFAMILIAR, Image, ImageError, Result, StageSpe
 from stages.pretrained.familiarity import (
     ROLES,
     Familiarity,
-    FamiliarityModel,
-    KnowsAll,
+    FittedFamiliarity,
     load_familiarity,
 )
 from stages.registry import registry
@@ -69,7 +68,7 @@ def specs() -> list[StageSpec]:
 
 
 @pytest.fixture(scope="module")
-def judge(specs: list[StageSpec]) -> FamiliarityModel:
+def judge(specs: list[StageSpec]) -> Familiarity:
     """While it lives, the stages of these specs load no second model."""
     return load_familiarity(specs[0], "cpu", threading.Lock())
 
@@ -88,7 +87,7 @@ def scenes() -> list[Image]:
 
 @pytest.fixture(scope="module")
 def answers(
-    specs: list[StageSpec], judge: FamiliarityModel, photographs: list[Image], scenes: list[Image]
+    specs: list[StageSpec], judge: Familiarity, photographs: list[Image], scenes: list[Image]
 ) -> Answers:
     return run(specs, [*photographs, *scenes[:ANSWERED]])
 
@@ -118,7 +117,7 @@ def test_without_the_classifier_the_same_models_name_things_in_photographs(
     assert all(len(said["clip"].tags) == 5 and said["blip"].text != UNFAMILIAR for said in seen)
 
 
-def test_nearly_all_unseen_scenes_are_known(judge: FamiliarityModel, scenes: list[Image]) -> None:
+def test_nearly_all_unseen_scenes_are_known(judge: Familiarity, scenes: list[Image]) -> None:
     assert sum(judge.find_unfamiliar(scenes)) <= MOST_UNKNOWN
 
 
@@ -131,14 +130,14 @@ def test_answers_for_unseen_scenes_are_those_of_the_models(
     assert all(said["blip"].text == UNFAMILIAR for said in changed)
 
 
-def test_drawn_pictures_that_no_training_saw_are_unknown(judge: FamiliarityModel) -> None:
+def test_drawn_pictures_that_no_training_saw_are_unknown(judge: Familiarity) -> None:
     pictures = [wrap_pixels(draw_strange(SEED, index)) for index in range(20)]
     assert sum(judge.find_unfamiliar(pictures)) >= 19
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_every_stage_and_precision_gives_the_same_verdict(
-    stage: int, specs: list[StageSpec], judge: FamiliarityModel, photographs: list[Image], scenes: list[Image]
+    stage: int, specs: list[StageSpec], judge: Familiarity, photographs: list[Image], scenes: list[Image]
 ) -> None:
     images = [*photographs, *scenes[:5]]
     again = [replace(image, unfamiliar=None) for image in images]
@@ -153,7 +152,7 @@ def test_stages_of_one_pack_in_one_process_judge_an_image_once(
 ) -> None:
     images = [replace(image, unfamiliar=None) for image in (photographs[0], scenes[0])]
     judges = [load_familiarity(spec, "cpu", threading.Lock()) for spec in specs[:2]]
-    assert isinstance(judges[1], Familiarity)
+    assert isinstance(judges[1], FittedFamiliarity)
     verdict = judges[0].find_unfamiliar(images)
     monkeypatch.setattr(judges[1], "features", None)
     assert judges[1].find_unfamiliar(images) == verdict == [True, False]
@@ -164,7 +163,7 @@ def test_stages_of_one_pack_in_one_process_judge_an_image_once(
 
 def test_stages_of_one_pack_in_one_process_load_its_model_once(specs: list[StageSpec]) -> None:
     judges = [load_familiarity(spec, "cpu", threading.Lock()) for spec in specs]
-    used = {id(judge.features) for judge in judges if isinstance(judge, Familiarity)}
+    used = {id(judge.features) for judge in judges if isinstance(judge, FittedFamiliarity)}
     assert (len(judges), len(used)) == (3, 1)
 
 
@@ -175,7 +174,7 @@ def test_a_clip_without_labels_still_has_no_tags(specs: list[StageSpec], photogr
 
 def test_a_pack_without_the_classifier_loads_none(blank_pack: Pack) -> None:
     for spec in resolve_all(blank_pack, STAGES, {}):
-        assert isinstance(load_familiarity(spec, "cpu", threading.Lock()), KnowsAll)
+        assert type(load_familiarity(spec, "cpu", threading.Lock())) is Familiarity
 
 
 def test_a_change_of_the_classifier_changes_the_fingerprints(specs: list[StageSpec], tmp_path: Path) -> None:

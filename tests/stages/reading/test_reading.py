@@ -17,8 +17,7 @@ import torch
 from stages.contract.base import Image, StageUnusable
 from stages.contract.manifest import PackError
 from stages.ocr.descriptor import READERS, Ocr
-from stages.reading.stage import WARM_UP_TOKENS, ReaderStage
-from stages.reading.towers import TILES
+from stages.reading.stage import TILES, WARM_UP_TOKENS, ReaderStage
 from stages.registry.registry import decode
 from stages.weights.packs import open_pack, resolve
 from tests.stages import captioners

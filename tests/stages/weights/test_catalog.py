@@ -7,7 +7,7 @@ import pytest
 from stages.contract.descriptor import KnownModel
 from stages.contract.recognition import make_backend
 from stages.registry import registry
-from stages.weights import catalog, ppocr
+from stages.weights import catalog
 from stages.weights.catalog import CATALOG, ULTRALYTICS, find_backend, find_published, offered
 from stages.weights.measured import RATES
 from stages.weights.names import parse
@@ -32,7 +32,7 @@ FAMILIES = (
     *catalog.MULTILINGUAL,
     *catalog.CAPTIONERS,
     *catalog.READERS,
-    *ppocr.RECOGNIZERS,
+    *catalog.RECOGNIZERS,
 )
 
 

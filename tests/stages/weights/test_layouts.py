@@ -65,7 +65,7 @@ def test_a_path_that_is_no_model_is_refused_and_the_message_says_what_to_name(
     folder.mkdir()
     for name, text in files.items():
         (folder / name).write_text(text)
-    assert re.search(message, describe_unknown(folder / named).rstrip("."))
+    assert re.search(message, describe_unknown(folder / named, "").rstrip("."))
 
 
 def test_a_fingerprint_has_the_version_of_a_model_whose_answers_have_changed_also_for_captions(

@@ -15,6 +15,15 @@ from stages.yolo.weights import read_weights
 from tests.stages.pictures import read_photo
 
 
+def read_structure(name: str) -> dict[str, Any]:
+    """The content of one of ultralytics' model YAMLs, "yolo11n.yaml" for example."""
+    from ultralytics.nn.tasks import yaml_model_load
+
+    structure: dict[str, Any] = yaml_model_load(name)
+    structure.pop("yaml_file")
+    return structure
+
+
 def asset(name: str) -> Path:
     """One of the two photographs in the ultralytics package."""
     from ultralytics.utils import ASSETS

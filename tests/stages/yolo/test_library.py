@@ -12,6 +12,7 @@ from stages.weights.packs import Pack, resolve
 from stages.yolo import library
 from stages.yolo.library import decode_in_float32
 from stages.yolo.weights import read_weights
+from tests.stages.yolo.detectors import read_structure
 
 
 def test_importing_ultralytics_leaves_the_process_as_it_was() -> None:
@@ -40,9 +41,7 @@ def test_half_precision_finds_boxes_to_the_pixel(blank_pack: Pack) -> None:
 
 def test_what_a_recording_of_a_single_image_reads_stays() -> None:
     """The head replaces its anchors for each other shape, in trial runs that a recording begins with."""
-    network = library.LibraryNetwork(
-        library.build({"model": library.read_structure("yolo11n.yaml"), "nc": 2})
-    )
+    network = library.LibraryNetwork(library.build({"model": read_structure("yolo11n.yaml"), "nc": 2}))
     with torch.inference_mode():
         network(torch.zeros(1, 3, 64, 64))
         anchors = weakref.ref(network.network.model[-1].anchors)
@@ -52,7 +51,7 @@ def test_what_a_recording_of_a_single_image_reads_stays() -> None:
 
 
 def test_code_in_a_config_does_not_run(tmp_path: Path) -> None:
-    structure = library.read_structure("yolo11n.yaml") | {
+    structure = read_structure("yolo11n.yaml") | {
         "activation": f"__import__('pathlib').Path({str(tmp_path / 'bomb')!r}).touch()"
     }
     with pytest.raises(TypeError, match="restricted"):

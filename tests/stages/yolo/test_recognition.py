@@ -14,9 +14,9 @@ from ultralytics.nn import tasks
 from stages.contract.base import StageUnusable
 from stages.contract.manifest import PackError
 from stages.weights.packs import Pack, open_pack, resolve
-from stages.yolo.library import read_structure
 from stages.yolo.recognition import list_classes
 from stages.yolo.weights import convert_checkpoint, load_network
+from tests.stages.yolo.detectors import read_structure
 
 
 def save_yolo(folder: Path, kind: str, structure: str, width: float = 0.125) -> Path:

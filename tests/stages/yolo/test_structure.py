@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from stages.yolo.library import read_structure
 from stages.yolo.structure import (
     SIZES,
     Size,
@@ -18,6 +17,7 @@ from stages.yolo.structure import (
     list_head,
     list_layers,
 )
+from tests.stages.yolo.detectors import read_structure
 
 
 @pytest.mark.parametrize("letter", SIZES)

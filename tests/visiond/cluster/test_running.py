@@ -86,7 +86,7 @@ from pathlib import Path
 from daemon.config.loading import load
 from visiond.cluster import running
 from visiond.cluster.job import ClusterJob
-from visiond.cluster.sharing import count_sharers
+from visiond.cluster.pool import count_sharers
 
 ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
 job = ClusterJob(sys.argv[1], sys.argv[2], load(Path(sys.argv[3])), part_images=5)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from visiond.cluster.sharing import share_out
+from visiond.cluster.pool import share_out
 
 
 def node(name: str, *, alive: bool = True, **resources: float) -> dict[str, Any]:

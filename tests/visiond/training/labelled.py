@@ -18,8 +18,9 @@ from stages.registry.registry import build
 from stages.weights.packs import Pack, resolve
 from visiond.training.data import Data
 from visiond.training.job import DEFAULTS, STAGES, Task, TrainingJob, write_job
-from visiond.training.launch import TrainingPlace, train
+from visiond.training.launch import train
 from visiond.training.run import run
+from visiond.training.settings import TrainingPlace
 
 COLORS = {"circle": (220, 20, 40), "tree": (30, 180, 60)}  # words that the small models know
 CAPTIONS = {"circle": "w3 w4 w5", "tree": "w6 w7"}

@@ -45,10 +45,10 @@ from visiond.training.command import forget
 from visiond.training.data import Data, read_file
 from visiond.training.detector import DetectorLearner
 from visiond.training.job import Task, check_base, read_job, write_job
-from visiond.training.launch import TrainingFailed, TrainingPlace, train
+from visiond.training.launch import TrainingFailed, train
 from visiond.training.learning import TrainingImages
 from visiond.training.log import read_log
-from visiond.training.settings import CHECKPOINTS, LOG
+from visiond.training.settings import CHECKPOINTS, LOG, TrainingPlace
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE)  # up to three trainings, each in processes of its own
 SMALL = DETECTORS | TOWERS | {"blip": make_blip, "florence": make_florence}

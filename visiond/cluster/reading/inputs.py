@@ -75,15 +75,19 @@ class InputListing:
         self.column, self._given = column, source
         self.source = source if is_url(source) else os.path.abspath(os.path.expanduser(source))
         self.is_list = self.source.endswith(LISTS)
-        path = split_url(self.source)[1] if is_url(self.source) else self.source
-        self._wild = not self.is_list and bool(WILD.search(path))
-        # A name with such characters is a name, if there is a file of that name.
-        self._wild = self._wild and (is_url(self.source) or not os.path.exists(self.source))
+        self._wild = not self.is_list and self._has_pattern()
         self.root = self._find_root()
         self._pattern = compile_pattern(self.source[len(self.root) + 1 :]) if self._wild else None
         self.unread = Unread(os.fsencode(self.root), logs=False)
-        if not is_url(self.source) and not os.path.exists(self.root or self.source):
-            raise WrongArgument(f"There is no {self.root or self.source}; name a folder, a file or a URL.")
+        start = self.root or self.source
+        if not is_url(self.source) and not os.path.exists(start):
+            raise WrongArgument(f"There is no {start}; name a folder, a file or a URL.")
+
+    def _has_pattern(self) -> bool:
+        """A name with such characters is a name, if there is a file of that name."""
+        if is_url(self.source):
+            return bool(WILD.search(split_url(self.source)[1]))
+        return bool(WILD.search(self.source)) and not os.path.exists(self.source)
 
     def _find_root(self) -> str:
         if self.is_list:
@@ -244,9 +248,8 @@ def _list_parquet(file: str, column: str, given: bytes) -> Iterator[ClusterInput
         ) from error
     with open_list(file, open_object) as source:
         table = pyarrow.parquet.ParquetFile(source)
-        types = {field.name: field.type for field in table.schema_arrow}
-        chosen = choose_column(file, list(types), column)
-        kind = types[chosen]
+        chosen = choose_column(file, table.schema_arrow.names, column)
+        kind = table.schema_arrow.field(chosen).type
         is_struct = pyarrow.types.is_struct(kind)  # as Hugging Face's datasets write images
         if is_struct or pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
             at, name, version = os.fsencode(file), os.fsencode(os.path.basename(file)), version_of(file)

@@ -45,7 +45,7 @@ NOTHING = Kept()
 def choose_kept(listing: InputListing, wanted: Sequence[str], columns: Iterable[str], *, every: bool) -> Kept:
     """wanted: NAME, NAME=OTHER, or several with commas. columns: that parts have anyway. every: all others too.
     Raises WrongArgument, NothingFound, StoreFailed."""
-    asked = dict(_split(each) for words in wanted for each in words.split(","))
+    asked = dict(map(_split, itertools.chain.from_iterable(words.split(",") for words in wanted)))
     if not asked and not every:
         return NOTHING
     offered = _columns_of(listing)
