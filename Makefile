@@ -74,11 +74,13 @@ demo: $(STAMP)  ## process sample images and two photographs, and print a table;
 	$(BIN)/visiond demo$(if $(MODELS), --models $(MODELS))$(if $(KEEP), --keep)
 
 # mypy uses one core for half a minute, and so it runs beside the first tests. If it fails, it runs again at the end: its
-# errors are the last thing on the screen.
+# errors are the last thing on the screen. In a fresh clone one process imports all tests first, and so compiles all modules:
+# otherwise each of the test processes would compile them.
 test: lint  ## run ruff, mypy and all tests, five test files at a time (most tests wait for processes)
 	@$(MAKE) --silent store-setup || echo 'The object store could not be installed: its tests are skipped.' >&2
 	@$(BIN)/mypy & types=$$!; \
-	  OMP_WAIT_POLICY=PASSIVE timeout -s ABRT -k 30 $(TEST_SECONDS) $(BIN)/python -m pytest --processes 5; \
+	  [ -d tests/__pycache__ ] || $(BIN)/python -m pytest --collect-only --quiet > /dev/null 2>&1; \
+	  OMP_WAIT_POLICY=PASSIVE timeout -s ABRT -k 30 $(TEST_SECONDS) $(BIN)/python -m pytest --numprocesses 5; \
 	  status=$$?; [ $$status != 124 ] || echo 'The tests took longer than $(TEST_SECONDS) s and were stopped. The tracebacks above show where they hung.' >&2; \
 	  wait $$types || $(BIN)/mypy || status=1; \
 	  exit $$status
@@ -87,7 +89,7 @@ test: lint  ## run ruff, mypy and all tests, five test files at a time (most tes
 COVERAGE = $(addprefix tests/daemon/,config inbox ledger monitoring pipeline results system unpacking upkeep web workers)
 coverage: $(STAMP)  ## run the fast tests of the daemon's parts, and print which lines of these ran (COVERAGE="tests/visiond" for others)
 	rm -rf build/coverage && mkdir -p build/coverage
-	$(BIN)/coverage run -m pytest --processes 2 $(COVERAGE)
+	$(BIN)/coverage run -m pytest --numprocesses 2 $(COVERAGE)
 	$(BIN)/coverage combine --quiet 2>/dev/null || true
 	$(BIN)/coverage report --skip-covered --skip-empty --include "$$(echo $(patsubst tests/%,%/*,$(COVERAGE)) | tr ' ' ,)"
 

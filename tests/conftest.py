@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """If several processes run the tests, files whose tests compute alternate with files whose tests wait, so that
     one process computes while another waits. The folders with the longest files come first, so that at the end no
     process works alone."""
-    if not config.getoption("processes"):
+    if not hasattr(config, "workerinput"):
         return
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:

@@ -61,7 +61,7 @@ def test_a_test_process_that_dies_in_its_last_file_fails_the_run_and_does_not_ha
         ROOT / "pyproject.toml",
         "--rootdir",
         tmp_path,
-        "--processes",
+        "--numprocesses",
         "2",
         tmp_path,
     ]
