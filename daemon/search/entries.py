@@ -96,7 +96,7 @@ def _texts_in(value: object) -> Iterator[str]:
             yield from _texts_in(each)
 
 
-class Reader(NamedTuple):
+class Words(NamedTuple):
     """read: words of an answer. field: of the index, in which they are. kind: of the filter that asks for them, if there is
     one."""
 
@@ -105,25 +105,25 @@ class Reader(NamedTuple):
     kind: str = ""
 
 
-READERS = {  # by stage
-    "ocr": Reader(lambda answer: [text_of(answer)], "text"),
-    "yolo": Reader(
+WORDS = {  # by stage
+    "ocr": Words(lambda answer: [text_of(answer)], "text"),
+    "yolo": Words(
         lambda answer: sorted({each["label"] for each in answer["detections"]}), "objects", "object"
     ),
-    "clip": Reader(
+    "clip": Words(
         lambda answer: sorted({*likely_tags((tag["label"], tag["score"]) for tag in answer["tags"])}),
         "tags",
         "tag",
     ),
-    "blip": Reader(lambda answer: [answer["text"]], "caption"),
-    "classifier": Reader(lambda answer: [answer["label"]], "tags", "tag"),
-    "hash": Reader(lambda _: [], "text"),  # it has no words
+    "blip": Words(lambda answer: [answer["text"]], "caption"),
+    "classifier": Words(lambda answer: [answer["label"]], "tags", "tag"),
+    "hash": Words(lambda _: [], "text"),  # it has no words
 }
-OTHERS = Reader(_texts_in, "text")  # every text of a plug-in's result
+OTHERS = Words(_texts_in, "text")  # every text of a plug-in's result
 
 
 def _read(entry: Document, stage: str, answer: Any) -> None:
-    reader = READERS.get(kind_of(stage), OTHERS)
+    reader = WORDS.get(kind_of(stage), OTHERS)
     words = [*reader.read(answer)]
     entry.fields[reader.field] = "\n".join([entry.fields[reader.field], *words]).strip()
     if reader.kind:
