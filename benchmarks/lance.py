@@ -29,11 +29,11 @@ from benchmarks.harness import (
     spread,
     work_folder,
 )
+from daemon.exports.choice import ExportChoice
+from daemon.exports.columns import ExportColumns
+from daemon.exports.export import export_records
+from daemon.exports.lance import LanceSink, load_library, write_lance
 from daemon.ledger.records import Reader
-from daemon.results.choice import ExportChoice
-from daemon.results.columns import ExportColumns
-from daemon.results.export import export_records
-from daemon.results.lance import LanceSink, load_library, write_lance
 from daemon.results.outbox import GROUP
 
 SINK = '[output]\nsinks = ["lance"]\n'

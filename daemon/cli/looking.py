@@ -92,8 +92,8 @@ def search(
       visiond search 'invoice -draft after:2026-11-01' --by words
       visiond search bin:C --by disagreement:looks
     """
+    from daemon.exports.choice import refuse_unknown_bins
     from daemon.ledger.records import open_reader
-    from daemon.results.choice import refuse_unknown_bins
     from daemon.search.evidence import list_orders, parse_order
     from daemon.search.opening import open_searcher
     from daemon.search.query import parse
@@ -195,8 +195,8 @@ def duplicates(
       visiond duplicates --near 0.98 --bin C --limit 1000 --json
       visiond duplicates --near hash:0.9
     """
+    from daemon.exports.choice import refuse_unknown_bins
     from daemon.ledger.records import open_reader
-    from daemon.results.choice import refuse_unknown_bins
     from daemon.search.duplicates import find_duplicates, keep_groups
     from daemon.search.opening import open_index
     from daemon.terminal.progress import Progress

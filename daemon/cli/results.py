@@ -67,9 +67,9 @@ from daemon.terminal.options import (
 
 if TYPE_CHECKING:
     from daemon.config.loading import Config
+    from daemon.exports.choice import FindFirst
     from daemon.ledger.records import Reader
     from daemon.monitoring.snapshot import Snapshot
-    from daemon.results.choice import FindFirst
     from daemon.terminal.progress import Progress
 
 WATCH_PATIENCE_SECONDS = 3.0  # for an answer of the daemon, before `status --watch` says that there is none
@@ -266,12 +266,12 @@ def export(
       visiond export --unique --near 0.95 results.csv
       visiond export -f label-studio --order disagreement --limit 500 tasks
     """
+    from daemon.exports.choice import ExportChoice, parse_ratio
+    from daemon.exports.columns import ExportColumns
+    from daemon.exports.datasets import check_target
+    from daemon.exports.export import export_records, format_of
     from daemon.labels.store import LabelStore
     from daemon.ledger.records import open_reader
-    from daemon.results.choice import ExportChoice, parse_ratio
-    from daemon.results.columns import ExportColumns
-    from daemon.results.datasets import check_target
-    from daemon.results.export import export_records, format_of
     from daemon.terminal.progress import Progress
 
     chosen = format or format_of(file)

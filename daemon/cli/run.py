@@ -128,11 +128,11 @@ def compare(
       visiond compare --stage ocr --set dtype=float32 --sample 500
       visiond compare --stage blip --model ./mine --page compared.html
     """
+    from daemon.exports.datasets import check_target
     from daemon.ledger.records import open_reader
     from daemon.models import comparison_page as pages
     from daemon.models.comparing import compare as compare_answers
     from daemon.models.verdict import Prices, as_document, describe, say_what_next
-    from daemon.results.datasets import check_target
     from daemon.terminal.control import keep_answers
 
     named = read_changes(model, changes or [])

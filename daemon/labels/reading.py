@@ -11,12 +11,12 @@ import msgspec
 
 from daemon.core.errors import WrongArgument
 from daemon.core.labels import Kind, LeftOut, ObjectLabel, Said
+from daemon.exports.datasets import MANIFEST
 from daemon.labels.coco import Coco, read_coco
 from daemon.labels.label_studio import LabelTask, read_label_studio
 from daemon.labels.saying import bounds, say
 from daemon.labels.table import read_csv
 from daemon.labels.yolo import CLASSES, read_yolo
-from daemon.results.datasets import MANIFEST
 
 
 def _read_truth(file: Path, left_out: LeftOut) -> Iterator[Said]:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from daemon.core.labels import STAGE_OF, Kind, ObjectLabel, Value, is_held_out
-from daemon.formats.answered import ImageAnswers
+from daemon.exports.answered import ImageAnswers
 from daemon.labels import metrics
 from daemon.labels.metrics import Measure, ObjectMeasure
 from daemon.labels.store import LabelStore

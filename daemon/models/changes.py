@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from daemon.core.labels import STAGE_OF, Box, Kind, Label
-from daemon.formats.answered import ImageAnswers
+from daemon.exports.answered import ImageAnswers
 from daemon.labels.metrics import Z, count_edits, plain
 from daemon.labels.scoring import Estimate
 from stages.registry.registry import find_stage, kind_of

@@ -14,6 +14,7 @@ from typing import NamedTuple, NoReturn
 from daemon.config.loading import Config
 from daemon.core.errors import NothingFound, WrongArgument
 from daemon.core.labels import STAGE_OF, LookUp
+from daemon.exports.choice import draw, find_records
 from daemon.labels.scoring import Estimate
 from daemon.labels.store import LabelStore
 from daemon.layout.layout import judge_of
@@ -24,7 +25,6 @@ from daemon.maintenance.keeping import Keep
 from daemon.maintenance.redo import attempt_of
 from daemon.models.changes import LARGE, AnswerChange, estimate_share, measure_change, measure_error
 from daemon.models.sampling import SampleRun, run_stage
-from daemon.results.choice import draw, find_records
 from daemon.results.judge import Judge
 
 JOULES = 3.6e6  # of a kWh

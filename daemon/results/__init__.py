@@ -1,1 +1,1 @@
-"""Writes results from the ledger to the files that people read: sidecars, bins, exports, sinks."""
+"""Writes results from the ledger to what people and programs get: sidecars, bins, moved sources, sinks."""

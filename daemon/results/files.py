@@ -17,13 +17,13 @@ from daemon.core.errors import NotWritable
 from daemon.core.hints import command
 from daemon.core.jobs import JobStatus
 from daemon.core.sidecar import sidecar_paths
-from daemon.formats.answered import Answered
-from daemon.formats.pages import PAGES
+from daemon.exports.answered import Answered
+from daemon.exports.pages import PAGES
 from daemon.inbox.sources import create, temporary_name
 from daemon.ledger.files import sync_folders
 from daemon.ledger.record import Record
 from daemon.results.destinations import DISK_TROUBLE, unlink
-from daemon.system.mounts import KnownFolder, describe_in_the_way
+from daemon.system.mounts import KnownFolder, describe_closed
 
 OWNERS = """
 PRAGMA synchronous = EXTRA;
@@ -166,14 +166,6 @@ class FileSink:
             if asked.fetchone() == (image,):
                 return [name, own]
         return [own]
-
-
-def describe_closed(folder: Path) -> str:
-    """Why nothing can be written into a folder, which may not exist yet; "" if it can."""
-    if why := describe_in_the_way(folder):
-        return why
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} is not writable for this user"
 
 
 def _write(path: bytes, data: bytes) -> None:

@@ -17,10 +17,10 @@ from anyio import to_thread
 from daemon.config.loading import Config
 from daemon.config.output import FILE_SINKS
 from daemon.core.jobs import JobStatus
+from daemon.exports.lance import LanceSink
 from daemon.ledger.files import sync_folder
 from daemon.ledger.record import Record
 from daemon.results.files import FileSink
-from daemon.results.lance import LanceSink
 from daemon.results.uploads import StoreSink
 from daemon.results.webhook import WebhookSink
 from daemon.system.mounts import KnownFolder

@@ -14,9 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from daemon.core.errors import WrongArgument
+from daemon.exports.choice import refuse_unknown_bins
 from daemon.ledger.records import Reader
 from daemon.ledger.soundness import MOST
-from daemon.results.choice import refuse_unknown_bins
 from daemon.search.evidence import parse_order
 from daemon.search.query import DATES, UNPUBLISHED, Query, QueryError, parse, read_day, read_group
 from daemon.search.searcher import NEWEST, By, Found, Searcher

@@ -82,6 +82,14 @@ def describe_in_the_way(folder: Path) -> str:
     return ""
 
 
+def describe_closed(folder: Path) -> str:
+    """Why nothing can be written into a folder, which may not exist yet; "" if it can."""
+    if why := describe_in_the_way(folder):
+        return why
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} is not writable for this user"
+
+
 def describe_obstacle(error: OSError, source: bytes, target: bytes) -> str:
     """Why a file cannot go from the source to the target, and the fix where it is known."""
     folder = os.fsdecode(os.path.dirname(target))

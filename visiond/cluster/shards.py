@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from daemon.core.jobs import JobStatus
-from daemon.formats.webdataset import add_file, ending_of
+from daemon.exports.webdataset import add_file, ending_of
 from daemon.ledger.record import Record
 from visiond.cluster.job import Shards
 

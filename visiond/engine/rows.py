@@ -7,10 +7,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from daemon.formats import parquet
+from daemon.exports import parquet
+from daemon.exports.columns import ExportColumns
+from daemon.exports.export import note_models
 from daemon.ledger.record import Record
-from daemon.results.columns import ExportColumns
-from daemon.results.export import note_models
 
 OUTCOME = {"status": str, "reason": str, "detail": str}
 PLACE = ("id", "inbox", "path", "path_base64", "location")

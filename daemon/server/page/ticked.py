@@ -22,10 +22,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from daemon.config.loading import Config
 from daemon.core.jobs import JobStatus
+from daemon.exports.columns import ExportColumns
+from daemon.exports.export import write_csv, write_jsonl
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
-from daemon.results.columns import ExportColumns
-from daemon.results.export import write_csv, write_jsonl
 from daemon.server.app import read_form
 from daemon.server.asked import Asked, number_in, refuse_others
 from daemon.server.page.pictures import PART, NoPicture, read_source

@@ -23,6 +23,8 @@ from daemon.config.state import lock_state
 from daemon.core.errors import NotAnswering, NoWorkersLeft
 from daemon.core.labels import Kind, ObjectLabel
 from daemon.core.messages import Output
+from daemon.exports import choice
+from daemon.exports.choice import draw, find_records
 from daemon.labels.store import LabelStore
 from daemon.ledger import statements
 from daemon.ledger.record import Model, Record
@@ -34,8 +36,6 @@ from daemon.models.changes import AnswerChange, estimate_share, measure_change
 from daemon.models.comparing import ModelComparison, Pair
 from daemon.models.sampling import SampleRun, count_joules, run_stage
 from daemon.models.verdict import Prices, describe, say_what_next
-from daemon.results import choice
-from daemon.results.choice import draw, find_records
 from daemon.server.answers import ANSWERS_BYTES
 from daemon.system.gpus import Gpu, Sensors
 from daemon.terminal import control

@@ -23,9 +23,9 @@ from daemon.config.state import SINK_FILES
 from daemon.core.errors import ConfigError, NotWritable
 from daemon.core.jobs import JobStatus
 from daemon.core.messages import Output
-from daemon.formats.pages import PAGES
+from daemon.exports.datasets import name_images
+from daemon.exports.pages import PAGES
 from daemon.ledger.record import Record
-from daemon.results.datasets import name_images
 from daemon.results.files import FileSink
 from tests.makers import make_outputs, make_record
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from daemon.core.errors import WrongArgument
-from daemon.formats.parquet import FURTHER
+from daemon.exports.parquet import FURTHER
 from visiond.cluster.reading.inputs import PARQUET, InputListing, choose_column, open_list, version_of
 from visiond.cluster.reading.objects import open_object, open_stream
 from visiond.cluster.reading.samples import LOOKED_AT, find_endings

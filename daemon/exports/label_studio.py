@@ -13,8 +13,8 @@ from xml.sax.saxutils import quoteattr
 
 from daemon.core.labels import Box
 from daemon.core.urls import is_url
-from daemon.formats.answered import CONTROLS, Answered, ImageAnswers
-from daemon.formats.coco import JsonArray
+from daemon.exports.answered import CONTROLS, Answered, ImageAnswers
+from daemon.exports.coco import JsonArray
 from stages.ocr.descriptor import bounds_of
 
 # Label Studio serves files below its document root, which must be / for absolute paths.

@@ -19,13 +19,12 @@ from daemon.config.state import IDENTITY
 from daemon.core.errors import MissingLibrary, NotWritable, VisiondError
 from daemon.core.hints import command
 from daemon.core.jobs import JobStatus
-from daemon.formats.parquet import CHUNK, make_schema, make_tables
+from daemon.exports.columns import ExportColumns
+from daemon.exports.parquet import CHUNK, make_schema, make_tables
 from daemon.ledger import identity
 from daemon.ledger.files import sync_folders
 from daemon.ledger.record import Record
-from daemon.results.columns import ExportColumns
-from daemon.results.files import describe_closed
-from daemon.system.mounts import KnownFolder
+from daemon.system.mounts import KnownFolder, describe_closed
 
 FORMAT = "2.2"  # of the files: the first that has maps
 LEDGER_KEY = b"visiond.ledger"  # in the schema's metadata: the id of the ledger whose numbers the rows have

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from daemon.formats.answered import Write
-from daemon.formats.coco import write_coco
-from daemon.formats.cvat import write_cvat
-from daemon.formats.huggingface import write_huggingface
-from daemon.formats.label_studio import write_label_studio
-from daemon.formats.pages import PAGES
-from daemon.formats.webdataset import write_webdataset
-from daemon.formats.yolo import write_yolo
+from daemon.exports.answered import Write
+from daemon.exports.coco import write_coco
+from daemon.exports.cvat import write_cvat
+from daemon.exports.huggingface import write_huggingface
+from daemon.exports.label_studio import write_label_studio
+from daemon.exports.pages import PAGES
+from daemon.exports.webdataset import write_webdataset
+from daemon.exports.yolo import write_yolo
 
 FOLDERS: Mapping[str, Write] = {
     "coco": write_coco,

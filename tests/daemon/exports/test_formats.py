@@ -23,12 +23,12 @@ from PIL import Image
 
 from daemon.core.labels import Kind, Label, ObjectLabel
 from daemon.core.messages import Output
-from daemon.formats.answered import Answered, ImageAnswers
-from daemon.formats.formats import FOLDERS
+from daemon.exports.answered import Answered, ImageAnswers
+from daemon.exports.columns import ExportColumns
+from daemon.exports.datasets import name_images, name_inboxes, write_images
+from daemon.exports.export import FILES
+from daemon.exports.formats import FOLDERS
 from daemon.ledger.record import Record
-from daemon.results.columns import ExportColumns
-from daemon.results.datasets import name_images, name_inboxes, write_images
-from daemon.results.export import FILES
 from daemon.terminal.options import Format
 from stages.contract.base import UNFAMILIAR
 from tests.makers import make_outputs, make_record
@@ -235,7 +235,7 @@ def test_equal_files_are_on_one_side_of_a_yolo_data_set(tmp_path: Path) -> None:
 def test_webdataset_reads_each_image_with_its_sidecar_and_caption(
     tmp_path: Path, images: list[Answered], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daemon.formats.webdataset.SHARD_IMAGES", 8)
+    monkeypatch.setattr("daemon.exports.webdataset.SHARD_IMAGES", 8)
     folder = write(tmp_path / "shards", "webdataset", images)
     shards = sorted(map(str, folder.iterdir()))
     assert len(shards) == 3, "of 20 images"
@@ -529,7 +529,7 @@ def test_texts_are_utf_8_whatever_the_locale_is(tmp_path: Path, images: list[Ans
     program = f"""
 import pickle, sys
 from pathlib import Path
-from daemon.formats.formats import FOLDERS
+from daemon.exports.formats import FOLDERS
 for format in {[*WITH_FILES]}:
     folder = Path(sys.argv[1], format)
     folder.mkdir()

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from daemon.core.labels import Box
-from daemon.formats.answered import Answered
-from daemon.formats.webdataset import ending_of
+from daemon.exports.answered import Answered
+from daemon.exports.webdataset import ending_of
 
 # Of 256, by the digest's first byte: a tenth. Equal files are on one side, so that nothing that was trained on is validated on.
 VALIDATED = 26

@@ -17,12 +17,12 @@ from daemon.config.state import closed_to_others
 from daemon.core.errors import NotWritable, WrongArgument
 from daemon.core.labels import LookUp, no_labels
 from daemon.core.urls import is_url
-from daemon.formats.answered import Answered
-from daemon.formats.formats import FOLDERS, WITH_IMAGES
-from daemon.formats.label_studio import write_label_studio
+from daemon.exports.answered import Answered
+from daemon.exports.columns import ExportColumns
+from daemon.exports.formats import FOLDERS, WITH_IMAGES
+from daemon.exports.label_studio import write_label_studio
 from daemon.ledger.files import STDOUT, sync_folder, sync_folders, written_into
 from daemon.ledger.record import Record
-from daemon.results.columns import ExportColumns
 from daemon.system.mounts import Position, ask
 
 MANIFEST = "visiond.json"  # which models gave the answers, and which files the export made

@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 import msgspec
 
-from daemon.formats.answered import CONTROLS, Answered
+from daemon.exports.answered import CONTROLS, Answered
 
 LINE, CAPTION = "text", "caption"  # labels; the words are in the attribute "text", since labels are few
 START = """<?xml version="1.0" encoding="utf-8"?>

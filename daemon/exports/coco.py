@@ -14,7 +14,7 @@ from typing import IO, Any
 import msgspec
 
 from daemon.core.labels import Box
-from daemon.formats.answered import Answered
+from daemon.exports.answered import Answered
 from stages.ocr.descriptor import bounds_of
 
 

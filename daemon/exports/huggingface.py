@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from daemon.formats.answered import Answered
-from daemon.formats.webdataset import ending_of
+from daemon.exports.answered import Answered
+from daemon.exports.webdataset import ending_of
 from daemon.ledger.record import Model, describe_models
 from stages.ocr.descriptor import bounds_of
 

@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from daemon.formats.answered import Answered
+from daemon.exports.answered import Answered
 
 SHARD_BYTES, SHARD_IMAGES = 1 << 30, 10_000  # a shard ends with the image that reaches one of them
 ENDINGS = {"JPEG": "jpg", "TIFF": "tif", "HEIF": "heic"}  # of other formats, their name in small letters

@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-import daemon.results.lance
+import daemon.exports.lance
 from daemon.config.loading import parse
 from daemon.config.state import IDENTITY, LEDGER
 from daemon.core.errors import ConfigError, MissingLibrary, NotWritable
 from daemon.core.jobs import JobStatus
 from daemon.core.messages import Output
+from daemon.exports.lance import LanceSink
 from daemon.ledger.identity import open_ledger
 from daemon.ledger.record import Record
-from daemon.results.lance import LanceSink
 from stages.contract.processes import environment, python
-from tests.daemon.results.test_export import embed
+from tests.daemon.exports.test_export import embed
 from tests.daemon_process import seeded
 from tests.makers import make_outputs, make_record
 
@@ -38,9 +38,9 @@ ENDLESS = f"""
 import itertools, sys
 from pathlib import Path
 import anyio
-import daemon.results.lance
+import daemon.exports.lance
 from tests.daemon.results.test_lance import GROUP, make_all, make_sink
-daemon.results.lance.FRAGMENTS, daemon.results.lance.ROWS = 3, {GROUP} * 3
+daemon.exports.lance.FRAGMENTS, daemon.exports.lance.ROWS = 3, {GROUP} * 3
 folder, first = Path(sys.argv[1]), int(sys.argv[2])
 sink = make_sink(folder)
 for group in itertools.count(first):
@@ -128,7 +128,7 @@ async def test_rows_are_those_of_an_export_with_the_models(tmp_path: Path) -> No
     records, sink = make_all(tmp_path, [1, 2]), make_sink(tmp_path)
     await sink.append(records)
     size = open_dataset(tmp_path).schema.field("embedding").type.list_size
-    daemon.results.lance.write_lance(tmp_path / "export", records, sink._columns, [size])
+    daemon.exports.lance.write_lance(tmp_path / "export", records, sink._columns, [size])
     exported = lance.dataset(tmp_path / "export").to_table()
     assert open_dataset(tmp_path).to_table().sort_by("id") == exported
     assert exported["clip_fingerprint"].to_pylist()[0]
@@ -182,7 +182,7 @@ async def test_small_files_become_one_and_old_versions_go_but_for_those_with_a_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("FRAGMENTS", 4), ("ROWS", 4), ("KEPT", timedelta(0))):
-        monkeypatch.setattr(daemon.results.lance, name, value)
+        monkeypatch.setattr(daemon.exports.lance, name, value)
     sink = make_sink(tmp_path)
     await sink.append(make_all(tmp_path, [0]))
     open_dataset(tmp_path).tags.create("first", 2)
@@ -204,10 +204,10 @@ async def test_rows_are_on_the_disk_before_their_version_is(
 
     sink = make_sink(tmp_path)
     await sink.append(make_all(tmp_path, [1]))
-    monkeypatch.setattr(daemon.results.lance, "sync_folders", note)
+    monkeypatch.setattr(daemon.exports.lance, "sync_folders", note)
     await sink.append(make_all(tmp_path, [2]))
     assert seen == [(2, 2), (2, 3)]
-    monkeypatch.setattr(daemon.results.lance, "FRAGMENTS", 3)  # these become one
+    monkeypatch.setattr(daemon.exports.lance, "FRAGMENTS", 3)  # these become one
     await sink.append(make_all(tmp_path, [3]))
     assert seen[2:] == [(3, 3), (3, 4), (4, 4), (4, 6)]  # it reserves numbers of files first
 

@@ -23,19 +23,19 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-import daemon.results.lance
+import daemon.exports.lance
 from daemon.config.loading import parse
 from daemon.core.errors import MissingLibrary, NotWritable, WrongArgument
 from daemon.core.jobs import Job, Placed, Version
 from daemon.core.messages import Output
-from daemon.formats import parquet
+from daemon.exports import parquet
+from daemon.exports.choice import ExportChoice, parse_ratio, pick
+from daemon.exports.columns import COLUMNS, ExportColumns
+from daemon.exports.datasets import check_target, keep_files, name_images
+from daemon.exports.export import export_records, write_parquet
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
-from daemon.results.choice import ExportChoice, parse_ratio, pick
-from daemon.results.columns import COLUMNS, ExportColumns
-from daemon.results.datasets import check_target, keep_files, name_images
-from daemon.results.export import export_records, write_parquet
 from stages.registry.registry import ORDER
 from tests.makers import MODELS, admit, complete, done, failed, make_file, make_outputs, make_record
 
@@ -238,9 +238,9 @@ async def test_lance_reads_what_parquet_has(
     reader: Reader, tmp_path: Path, half: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lance = pytest.importorskip("lance", reason="pylance is not installed: make tools")
-    for module in (parquet, daemon.results.lance):
+    for module in (parquet, daemon.exports.lance):
         monkeypatch.setattr(module, "CHUNK", 4)
-    monkeypatch.setattr(daemon.results.lance, "ROWS", 8)  # of a file
+    monkeypatch.setattr(daemon.exports.lance, "ROWS", 8)  # of a file
     models = ExportColumns(ORDER, models=True)
     for format in ("parquet", "lance"):
         assert write(reader, tmp_path / f"all.{format}", format, columns=models, half=half) == 21

@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import TextIO
 
-from daemon.formats.answered import CONTROLS, Answered
+from daemon.exports.answered import CONTROLS, Answered
 from stages.ocr.descriptor import bounds_of
 
 HOCR = """<?xml version="1.0" encoding="UTF-8"?>

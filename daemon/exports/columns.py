@@ -1,5 +1,5 @@
 """The columns of an export, and an image as a row of them. What only Parquet and Lance have is in
-daemon/formats/parquet.py."""
+daemon/exports/parquet.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from msgspec import inspect
 
 from daemon.core.labels import LookUp, describe, no_labels
-from daemon.formats.parquet import Row
+from daemon.exports.parquet import Row
 from daemon.ledger.record import Record
 from stages.contract.binning import sure_text_of, text_of
 from stages.contract.descriptor import Descriptor

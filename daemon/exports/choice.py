@@ -21,10 +21,10 @@ import msgspec
 from daemon.core.errors import LedgerDamaged, WrongArgument
 from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus
+from daemon.exports.columns import ExportColumns
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
 from daemon.ledger.statements import run_rows
-from daemon.results.columns import ExportColumns
 from stages.contract.binning import BINS
 
 CHUNK = 1024  # images for which a condition is evaluated at once

@@ -1,1 +1,0 @@
-"""Files that other programs read: data sets for training, tasks of annotation tools, pages with text."""
