@@ -39,7 +39,7 @@ import itertools, sys
 from pathlib import Path
 import anyio
 import daemon.exports.lance
-from tests.daemon.results.test_lance import GROUP, make_all, make_sink
+from tests.daemon.exports.test_lance import GROUP, make_all, make_sink
 daemon.exports.lance.FRAGMENTS, daemon.exports.lance.ROWS = 3, {GROUP} * 3
 folder, first = Path(sys.argv[1]), int(sys.argv[2])
 sink = make_sink(folder)
