@@ -164,11 +164,9 @@ def describe_scoring(scores: Mapping[str, Any]) -> str:
 
 def describe_photographs(scores: Mapping[str, Any]) -> str:
     count = scores.get("photographs", 0)
-    return (
-        f"; {count} photographs from Python packages, which `benchmarks/photographs.py` collects"
-        if count
-        else ""
-    )
+    if not count:
+        return ""
+    return f"; {count} photographs from Python packages, which `benchmarks/photographs.py` collects"
 
 
 def describe_groups(scores: Mapping[str, Any]) -> str:
@@ -179,11 +177,9 @@ def describe_groups(scores: Mapping[str, Any]) -> str:
         if "group" in kind
     }
     shares = [f"{mark['captions_true']:.2f} of {groups}" for groups, mark in marks.items()]
-    return (
-        f"\nTrue captions, by groups of objects alike in kind and color: {', '.join(shares)}."
-        if shares
-        else ""
-    )
+    if not shares:
+        return ""
+    return f"\nTrue captions, by groups of objects alike in kind and color: {', '.join(shares)}."
 
 
 def describe_refused(scores: Mapping[str, Any]) -> str:

@@ -46,11 +46,8 @@ class BlipStage(CaptionStage):
         self.vision = model.vision_model
         speed_up_patches(self.vision)
         speed_up_attention(self.vision)
-        if (
-            self.device.startswith("cuda")
-            and dtype != torch.float32
-            and model.config.vision_config.hidden_act == "gelu"
-        ):
+        is_half = self.device.startswith("cuda") and dtype != torch.float32
+        if is_half and model.config.vision_config.hidden_act == "gelu":
             speed_up_mlp(self.vision)
         self.embed = Recorded(partial(embed_image, self.vision))
         self.tower = self.load_tower()

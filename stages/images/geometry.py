@@ -74,11 +74,9 @@ class Geometry:
         else:
             resized = int(self.shortest * height / width), self.shortest
         margins = resized[0] - self.kept[0], resized[1] - self.kept[1]
-        corner = (
-            (round(margins[0] / 2), round(margins[1] / 2))
-            if self.rounds
-            else (margins[0] // 2, margins[1] // 2)
-        )
+        corner = margins[0] // 2, margins[1] // 2
+        if self.rounds:
+            corner = round(margins[0] / 2), round(margins[1] / 2)
         return CropPlace(resized, corner, self.kept)
 
 

@@ -332,11 +332,8 @@ def _load(image: Image.Image, file_bytes: int) -> None:
     try:
         image.load()
     except (OSError, EOFError, SyntaxError, ValueError) as error:
-        if (
-            "truncated" in str(error).lower()
-            or isinstance(error, EOFError)
-            or _is_cut_tiff(image, file_bytes)
-        ):
+        is_cut = isinstance(error, EOFError) or "truncated" in str(error).lower()
+        if is_cut or _is_cut_tiff(image, file_bytes):
             raise ImageError(Reason.TRUNCATED, "the file ends before its pixels do") from error
         raise
 

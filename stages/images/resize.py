@@ -300,13 +300,10 @@ class Resizer:
     def _resize(self, images: Tensor) -> Tensor:
         """Images of one size."""
         resized, (top, left), kept = self._geometry.place(*images.shape[2:])
+        is_small = math.prod(resized) <= MAX_RESIZED_RATIO * math.prod(kept)
         if not self.antialias:
             whole = F.interpolate(images.float(), resized, mode=self.filter.mode)
-        elif (
-            self.stock
-            and self.filter is not LANCZOS
-            and math.prod(resized) <= MAX_RESIZED_RATIO * math.prod(kept)
-        ):
+        elif self.stock and is_small and self.filter is not LANCZOS:
             whole = F.interpolate(images, resized, mode=self.filter.mode, antialias=True)
         else:
             return resize_in_torch(images, *self._axes(*images.shape[2:]))

@@ -136,10 +136,9 @@ def pad_edges(
     strides = attributes.get("strides", [1, 1])
     if attributes.get("auto_pad", b"NOTSET") == b"SAME_UPPER":
         return pad_same(pixels, kernel, strides, value)
-    top, left, bottom, right = attributes.get("pads", [0, 0, 0, 0])
-    return (
-        F.pad(pixels, (left, right, top, bottom), value=value) if top or left or bottom or right else pixels
-    )
+    pads = attributes.get("pads", [0, 0, 0, 0])
+    top, left, bottom, right = pads
+    return F.pad(pixels, (left, right, top, bottom), value=value) if any(pads) else pixels
 
 
 def convolve(

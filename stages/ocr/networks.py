@@ -67,11 +67,9 @@ class NetworkLoader:
     def load(self) -> None:
         """Raises OutOfMemory, DeviceLost."""
         self._want_fused = self._can_fuse()
-        fused = (
-            self._take(run_in_background(self._load_fused))
-            if self._want_fused and self._is_compiled()
-            else None
-        )
+        fused = None
+        if self._want_fused and self._is_compiled():
+            fused = self._take(run_in_background(self._load_fused))
         self._networks = fused or self._load_plain()
 
     def latest(self) -> Networks:

@@ -306,11 +306,9 @@ def make_pages(cuts: Sequence[tuple[Tensor, PiecePlan]]) -> list[Tensor]:
     pages: dict[int, Tensor] = {}
     for (whole, wanted), places in group_places((plan.image, plan.page) for _, plan in cuts).items():
         pieces = [cut(*cuts[k]) for k in places]
-        made = (
-            map(interleave, pieces)
-            if whole == wanted
-            else resize([piece.permute(1, 2, 0) for piece in pieces], *wanted)
-        )
+        made: Iterable[Tensor] = map(interleave, pieces)
+        if whole != wanted:
+            made = resize([piece.permute(1, 2, 0) for piece in pieces], *wanted)
         pages |= dict(zip(places, made, strict=True))
     paddings = [plan.padding for _, plan in cuts]
     return [

@@ -138,11 +138,8 @@ def crop_quad(
     page: NDArray[np.uint8], corners: NDArray[np.float32], width: int, height: int
 ) -> NDArray[np.uint8]:
     (left, top), (right, bottom) = corners[0].astype(int), corners[2].astype(int)
-    if (
-        left < right
-        and top < bottom
-        and np.array_equal(corners, [[left, top], [right, top], [right, bottom], [left, bottom]])
-    ):
+    upright = [[left, top], [right, top], [right, bottom], [left, bottom]]
+    if left < right and top < bottom and np.array_equal(corners, upright):
         # For an axis-aligned box the warp is a copy.
         return np.ascontiguousarray(page[top:bottom, left:right])
     warp = cv2.getPerspectiveTransform(corners, frame(width, height))

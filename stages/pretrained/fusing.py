@@ -128,12 +128,10 @@ def find_faster_mlp(children: Mapping[str, nn.Module]) -> type[nn.Module] | None
     activation = next((children[name] for name in ACTIVATIONS if name in children), None)
     if isinstance(activation, SILU) and children.keys() == GATED:
         return FastGatedMlp
+    if not isinstance(activation, TANH_GELU):
+        return None
     for form in FastGeluMlp, FastNumberedMlp:
-        if (
-            isinstance(activation, TANH_GELU)
-            and {*form.layers} < children.keys()
-            and is_plain(children[form.layers[0]])
-        ):
+        if {*form.layers} < children.keys() and is_plain(children[form.layers[0]]):
             return form
     return None
 

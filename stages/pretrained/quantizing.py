@@ -49,11 +49,8 @@ def make_smaller(model: nn.Module, dtype: str, device: str | None = None) -> Non
 
     def fits(module: nn.Module, name: str) -> bool:
         parts = name.split(".")
-        return (
-            isinstance(module, nn.Linear)
-            and LAST_LAYER not in parts
-            and (dtype != "int4" or LANGUAGE_MODEL in parts)
-        )
+        is_inner = isinstance(module, nn.Linear) and LAST_LAYER not in parts
+        return is_inner and (dtype != "int4" or LANGUAGE_MODEL in parts)
 
     quantize_(model, make_config(dtype), fits, device=device)
 

@@ -210,11 +210,9 @@ def choose_finish(rng: Random) -> Finish:
 
 def _light_patch(patch: Pixels, finish: Finish) -> None:
     y, x = np.mgrid[-1:1:9j, -1:1:9j]
-    bright = (
-        np.exp(-((x + 0.35) ** 2 + (y + 0.4) ** 2) / 0.5) - 0.35
-        if finish.round_gloss
-        else -0.6 * x * 0.5 - 0.6 * y
-    )
+    bright = -0.6 * x * 0.5 - 0.6 * y
+    if finish.round_gloss:
+        bright = np.exp(-((x + 0.35) ** 2 + (y + 0.4) ** 2) / 0.5) - 0.35
     small = (200 * (1 + finish.gloss * bright)).clip(0, 255).astype(np.uint8)
     light = cv2.resize(cv2.cvtColor(small, cv2.COLOR_GRAY2RGB), (patch.shape[1], patch.shape[0]))
     cv2.multiply(patch, light, dst=patch, scale=1 / 200)

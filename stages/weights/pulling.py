@@ -326,11 +326,9 @@ def check_pickle(name: str, *, allow_pickle: bool) -> None:
 
 def list_checkpoints(listing: Listing) -> str:
     files = [file for file in listing.files if file.endswith(".pt") and not any(end in file for end in TASKS)]
-    return (
-        f"its .pt files are {', '.join(files)}: name one, as org/name/file.pt"
-        if files
-        else "it has no .pt file"
-    )
+    if not files:
+        return "it has no .pt file"
+    return f"its .pt files are {', '.join(files)}: name one, as org/name/file.pt"
 
 
 def rename(error: PackError, folder: Path, repository: str) -> PackError:

@@ -116,11 +116,9 @@ def check_library(weights: str | Path, layers: Sequence[str] = ()) -> None:
     """Raises WeightsError if ultralytics is not installed. weights: what needs it. layers: those that only it has."""
     if has_library():
         return
-    why = (
-        f"has layers that only ultralytics has ({', '.join(layers)})"
-        if layers
-        else "can only be read by ultralytics"
-    )
+    why = "can only be read by ultralytics"
+    if layers:
+        why = f"has layers that only ultralytics has ({', '.join(layers)})"
     raise WeightsError(
         f"{weights} {why}, which is not installed: pip install 'visiond[ultralytics]' (AGPL-3.0), then restart visiond; "
         "or choose a detector without it; `visiond models list --stage yolo` shows them."

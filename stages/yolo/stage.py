@@ -66,11 +66,8 @@ class YoloStage(Stage):
             self.model.to(self.device, dtype).to(memory_format=torch.channels_last)
         self.dtype = dtype
         self.familiarity = load_familiarity(self.spec, self.device, self.lock)
-        if (
-            dtype != torch.float32
-            and self.device.startswith("cuda")
-            and has_kernels(torch.device(self.device))
-        ):
+        is_half = self.device.startswith("cuda") and dtype != torch.float32
+        if is_half and has_kernels(torch.device(self.device)):
             speed_up_convolutions(self.model)
         blank = torch.zeros(3, self.size, self.size, dtype=torch.uint8, device=self.device)
         count = warm_up_size(self.device, self.spec.batch_size)

@@ -130,11 +130,9 @@ class InputListing:
     def _input(self, name: bytes, version: bytes) -> ClusterInput:
         # Only a pattern or a name asks for the images in a tar; in a folder a tar is a file like others.
         is_tar = self.source.endswith(TAR) and name.endswith(tuple(map(str.encode, TAR)))
-        at = (
-            f"{self.root}/{quote(name)}".encode()
-            if is_url(self.root)
-            else os.path.join(os.fsencode(self.root), name)
-        )
+        at = os.path.join(os.fsencode(self.root), name)
+        if is_url(self.root):
+            at = f"{self.root}/{quote(name)}".encode()
         if is_tar:
             return ClusterInput(name, at, version, "tar", images=TAR_IMAGES, list_name=name)
         is_container = kind_of(name, self._kinds) not in ("", TIFF)
