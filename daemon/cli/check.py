@@ -260,7 +260,7 @@ def _shared_memory(config: Config) -> Iterator[Finding]:
         gpus = list_gpus()
         config = select_devices(config, gpus)
     except ConfigError:
-        return  # `_models` reports it
+        return  # `examine_models` reports it
     size = size_slab(config, gpus)
     try:
         open_slab(config, gpus).close()

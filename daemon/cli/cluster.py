@@ -11,7 +11,7 @@ from daemon.core.errors import InboxUnreadable
 from daemon.core.hints import quantity
 from daemon.core.jobs import JobStatus
 from daemon.system.signals import INTERRUPTED
-from daemon.terminal.display import console, errors, printable
+from daemon.terminal.display import console, count_ended, errors, printable
 from daemon.terminal.options import ConfigOption, flag, option, read_config
 
 if TYPE_CHECKING:
@@ -149,14 +149,10 @@ def run(
 
 
 def _print_result(result: running.Result, output: str) -> None:
-    ends = [
-        f"{result.outcomes[status]:,} {status.name.lower()}"
-        for status in (JobStatus.DONE, JobStatus.FAILED, JobStatus.SKIPPED)
-    ]
     rate = result.outcomes.total() / result.seconds if result.seconds else 0.0
     parts = quantity(result.parts, "part")
     console.print(
-        f"{', '.join(ends)} in {result.seconds:.1f} s, {rate:,.1f} images/s; {parts} written to {output}"
+        f"{count_ended(result.outcomes)} in {result.seconds:.1f} s, {rate:,.1f} images/s; {parts} written to {output}"
     )
     if result.finished_before:
         console.print(f"{quantity(result.finished_before, 'input')} finished by an earlier run.")

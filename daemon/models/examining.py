@@ -66,7 +66,7 @@ def _weights(config: Config, layout: Layout) -> Iterator[Finding]:
             yield Finding("warning", f"models: {words}")
     if real:
         yield Finding("ok", "models: the digests of all files in use are as recorded.")
-    yield from (Finding("warning", f"models: {line}.") for line in list_notices(layout.notices().items()))
+    yield from graded("warning", (f"models: {line}." for line in list_notices(layout.notices().items())))
     for library, license_ in layout.licenses().items():
         yield Finding("ok", f"models: {library} is in use, which is under {license_}.")
     yield Finding("ok", f"placement: {layout.placement.why}.")

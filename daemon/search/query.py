@@ -104,13 +104,12 @@ class Query:
     def parts(self) -> tuple[list[str], list[str]]:
         """What an image has to fit, all of it, and what it must not fit, any of it: in FTS5's language."""
         parts = [term.expression() for term in self.terms if not term.excluded]
-        for kind, values in self.filters:
-            parts.append(_one_of(mark(kind, value) for value in values))
+        parts += [_one_of(kind, values) for kind, values in self.filters]
         if self.after or self.before:
-            parts.append(_one_of(_spans(self.after or FIRST_DAY, self.before or _tomorrow())))
+            parts.append(_one_of("date", _spans(self.after or FIRST_DAY, self.before or _tomorrow())))
         excluded = [term.expression() for term in self.terms if term.excluded]
         if (excluded or self.group) and not parts:
-            parts = [_one_of(mark("state", state) for state in STATES)]
+            parts = [_one_of("state", STATES)]
         return parts, excluded
 
     def expression(self) -> str:
@@ -200,14 +199,14 @@ def _tomorrow() -> date:
     return datetime.now(UTC).date() + timedelta(days=2)
 
 
-def _one_of(marks: Iterable[str]) -> str:
-    return "marks : (" + " OR ".join(marks) + ")"
+def _one_of(kind: str, values: Iterable[str]) -> str:
+    return f"marks : ({' OR '.join(mark(kind, value) for value in values)})"
 
 
 def _spans(first: date, end: date) -> Iterator[str]:
-    """Marks of the years, months and days that make up a time, few of them. end: not included."""
+    """The years, months and days that make up a time, few of them. end: not included."""
     if first >= end:
-        yield mark("date", "none")
+        yield "none"
     while first < end:
         for length, following in (
             (4, _next_year(first)),
@@ -216,7 +215,7 @@ def _spans(first: date, end: date) -> Iterator[str]:
         ):
             is_whole = first.isoformat()[length:] in ("", "-01", "-01-01")
             if is_whole and following <= end:
-                yield mark("date", first.isoformat()[:length])
+                yield first.isoformat()[:length]
                 first = following
                 break
 

@@ -335,16 +335,18 @@ def shorten(value: object) -> str:
     return text if len(text) <= MOST_OF_A_VALUE else f"{text[:MOST_OF_A_VALUE]}…"
 
 
+def count_ended(outcomes: Counter[JobStatus]) -> str:
+    """ "3 done, 1 failed, 0 skipped"."""
+    ended = (JobStatus.DONE, JobStatus.FAILED, JobStatus.SKIPPED)
+    return ", ".join(f"{outcomes[status]:,} {status.name.lower()}" for status in ended)
+
+
 def print_outcomes(outcomes: Counter[JobStatus], progress: Progress, config: Config) -> None:
     """Print what a finished run did."""
-    ends = [
-        f"{outcomes[status]:,} {status.name.lower()}"
-        for status in (JobStatus.DONE, JobStatus.FAILED, JobStatus.SKIPPED)
-    ]
     seconds = progress.seconds
     rate = (outcomes[JobStatus.DONE] + outcomes[JobStatus.FAILED]) / seconds
     console.print(
-        f"{', '.join(ends)} in {seconds:.1f} s, {rate:,.1f} images/s; results are in {printable(config.output.results)}"
+        f"{count_ended(outcomes)} in {seconds:.1f} s, {rate:,.1f} images/s; results are in {printable(config.output.results)}"
     )
     print_notices(progress.notices.items())
     print_sentences(progress.outdated)
