@@ -17,6 +17,7 @@ from daemon.config.state import DATABASE, IDENTITY, LEDGER
 from daemon.core.errors import NotWritable, WrongArgument
 from daemon.core.hints import command
 from daemon.ledger.soundness import is_blank
+from stages.contract.folders import sync
 
 STDOUT = Path("-")
 PARQUET = b"PAR1"  # how a Parquet file begins
@@ -48,7 +49,7 @@ def written_whole(
     try:
         partial.unlink(missing_ok=True)
         yield partial
-        sync_file(partial)  # otherwise a power failure might leave an empty file with this name
+        sync(partial)  # otherwise a power failure might leave an empty file with this name
         os.replace(partial, file)
         sync_folder(file.parent)
     except OSError as error:
@@ -93,15 +94,6 @@ def _read_footer(file: BinaryIO) -> bytes:
     size = int.from_bytes(file.read(4), "little")
     file.seek(max(0, end - 8 - size))
     return file.read()
-
-
-def sync_file(file: Path) -> None:
-    """Flush a file to the disk, whoever wrote it. Raises OSError."""
-    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def sync_folder(folder: Path | bytes) -> None:

@@ -27,8 +27,7 @@ STEPS = 200_000  # instructions of SQLite between two checks of signals and the 
 EXTEND_SECONDS = 600.0  # that systemd waits for the next message of a migration, or for the models after it
 DURATION = "this takes about a minute for each million images"
 APPLICATION_ID = 0x56495344  # "VISD"
-# The first migrates schema 1 to schema 2, and so on; append only.
-# `schema` in ledger.sql is the result of all of them.
+# The first migrates schema 1 to schema 2, and so on; append only. `schema` in ledger.sql is the result of all of them.
 MIGRATIONS = [
     "ALTER TABLE image ADD COLUMN deaths INTEGER NOT NULL DEFAULT 0;",
     """

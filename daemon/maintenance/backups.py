@@ -82,8 +82,7 @@ def _copy(source: sqlite3.Connection, partial: Path, ledger: Path, stop: Stop) -
             raise Stopped
         time.sleep(PAUSE_SECONDS)
 
-    # In a transaction all pages are from one moment; otherwise
-    # each commit of the daemon would restart the copy.
+    # In a transaction all pages are from one moment; otherwise each commit of the daemon would restart the copy.
     source.execute("BEGIN")
     source.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()
     try:

@@ -75,8 +75,7 @@ def compare(reader: Reader, config: Config, showing: Showing, *, fix: bool = Fal
     known: set[bytes] = set()
     damaged_rows = DamagedRows(reader)
     changed = yield from _compare_shown(reader, destinations, damaged_rows, known, fix=fix)
-    # The reason of an image that waits for a retry stays; an
-    # image that is to be published may already have its sidecar.
+    # The reason of an image that waits for a retry stays; an image that is to be published may already have its sidecar.
     for record in itertools.chain(reader.pending(), reader.owed(), _aside(reader, JobStatus.GONE)):
         if destination := destinations.get(record.inbox_path):
             for path in (record.path, *record.former):

@@ -117,8 +117,7 @@ async def prune(
             forget(JobStatus(status))
         step(removed, share_of_rows(rows[-1][0], last))
     try:
-        # From now on the ledger notes all bytes that get a
-        # version again while unreferenced ones are searched for.
+        # From now on the ledger notes all bytes that get a version again while unreferenced ones are searched for.
         await ledger.run(lambda connection: setattr(ledger.results, "touched", set()))
         async for digests in find_rows(ledger.path, "unreferenced", b"", before=0.0):
             results, contents = await ledger.run(partial(_drop, digests=digests, ledger=ledger))

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daemon.ledger import publications
-from daemon.ledger.files import sync_file
 from daemon.ledger.publications import Picture
 from daemon.ledger.records import Reader
 from daemon.search.covering import Cosines, Leaders, Places, extend_cover, find_axes, shorten
@@ -28,6 +27,7 @@ from daemon.search.index import SQL, Index, SearchUnusable, transaction
 from daemon.search.matrix import PARTS, Rows, open_rows
 from daemon.system.ownership import hand_over, make_folder
 from stages.contract import processes
+from stages.contract.folders import sync
 from stages.registry.registry import BUILT_IN
 
 BATCH = 256  # images that are added to groups at once
@@ -164,7 +164,7 @@ def keep_groups(index: Index, found: Duplicates) -> None:
             make_folder(folder)
             np.save(folder / AXES, axes)
             hand_over(folder / AXES)
-            sync_file(folder / AXES)
+            sync(folder / AXES)
             _append(folder, 0, found.images[leading], found.rows[leading], kept)
         except OSError as error:
             if not folder.exists():  # as below

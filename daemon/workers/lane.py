@@ -49,8 +49,7 @@ class Lane:
         self.batch_size = batch_size
         self.pool = pool
         self._queue: asyncio.Queue[Attempt] = asyncio.Queue(QUEUE_IMAGES)
-        # Never more than is in flight. The last one in is the first one out,
-        # so each is settled before the next begins.
+        # Never more than is in flight. The last one in is the first one out, so each is settled before the next begins.
         self._suspects: asyncio.Queue[Attempt] = asyncio.LifoQueue()
         # Taken from a queue, but still waiting for a worker, and `empty` can take them out; by id.
         self._held: dict[int, Attempt] = {}

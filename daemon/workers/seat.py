@@ -132,9 +132,8 @@ class Seat:
         )
 
 
-# NVML does not say in each system which process uses how much, so what others have taken since the daemon was
-# started is the difference of two sums: what is in use now, less what was in use before there were workers, less
-# what the workers use.
+# NVML does not say in each system which process uses how much, so what others have taken since the daemon was started is the
+# difference of two sums: what is in use now, less what was in use before there were workers, less what the workers use.
 class Room:
     """The memory of a GPU, or of the GPUs of a group together, because an error does not show which of them is full.
     All pools of a station with workers there share it.

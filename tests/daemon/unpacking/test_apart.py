@@ -21,7 +21,7 @@ from daemon.core.messages import LENGTH, frame
 from daemon.unpacking.apart import Children, Interrupted, UnpackingStopped, UnpackOutcome, take_apart
 from daemon.unpacking.folder import Contents, Most, choose_target
 from daemon.unpacking.members import Rules
-from daemon.unpacking.messages import Piece, Torn, read_messages
+from daemon.unpacking.messages import AllRead, Piece, Torn, read_messages
 from stages.contract.base import Limits
 from tests.daemon.unpacking.containers import (
     make_pages,
@@ -378,7 +378,7 @@ def test_a_child_that_sends_nonsense_is_not_believed(sent: bytes, monkeypatch: p
     monkeypatch.setattr("daemon.unpacking.messages.ENVELOPE", 8)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(sent)
+        theirs.sendall(sent + frame(AllRead()))
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(Torn):
             list(read_messages(ours))
