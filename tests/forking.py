@@ -152,6 +152,10 @@ def become(
         ctypes.memmove(find(os.fsencode(token)), value, len(value))
     os.environ.clear()
     os.environ.update(environment)
+    if hub := sys.modules.get("huggingface_hub.constants"):
+        importlib.reload(
+            hub
+        )  # such as the hub's address, which it reads from the environment when it is imported
     os.chdir(folder)
     sys.argv = [str(Path(sys.modules["daemon"].__path__[0], "__main__.py")), *arguments]
     if supervisor:
