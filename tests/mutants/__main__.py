@@ -81,7 +81,7 @@ def check_sound(free: queue.SimpleQueue[Copy], mutants: Sequence[Mutant], jobs: 
     """Check that no test fails without a bug; otherwise a failure would prove nothing."""
     tests = tuple(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
     copy = free.get()
-    status, text = copy.run(tests, *(("-n", str(jobs)) if jobs > 1 else ()))
+    status, text = copy.run(tests, *(("--processes", str(jobs)) if jobs > 1 else ()))
     free.put(copy)
     if status:
         sys.exit(f"{text[-6000:]}\nwithout any planted bug the tests fail (pytest's exit status is {status})")
