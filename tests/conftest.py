@@ -25,6 +25,7 @@ from daemon.workers.child import keep_memory
 from daemon.workers.pool import Pool
 from daemon.workers.worker import Worker
 from tests.daemon_process import GLANCE
+from tests.forked import start_servers
 from tests.makers import MODELS, Commits
 
 # Folders whose tests compute, the one with the longest files first. Tests in the other folders wait.
@@ -34,6 +35,7 @@ LONGEST = ("faults", "visiond")
 # As in the Makefile, and for whoever calls pytest: otherwise all processes compile what they import, each time.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads would compute while they wait
 gc.disable()  # while the tests are collected: what a module makes stays
 keep_memory()  # as in workers, whose stages the tests run
 # Under nohup the daemons of the tests would ignore it, as they should.
@@ -70,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for _, path in sorted(shares) for item in files[path]]
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     if interpreter := sys.modules.get("triton.runtime.interpreter"):
         # It would look for an overflow in every sum of integers, which takes longer than the sums.
         # The tests of kernels see one in the answers.
@@ -79,6 +81,8 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # and later collections pass over it
     atexit.register(gc.unfreeze)  # or libraries report leaks at the end
     gc.enable()
+    if session.config.getoption("processes"):
+        start_servers(with_models=any("daemon/cli" in item.nodeid for item in session.items))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,7 +1,7 @@
 """Starts `visiond` in a process that begins with everything imported.
 
 Most of a short command's time goes into its imports, and a daemon's take half a second; the tests start more than a
-thousand of both. A server of this test process imports them once and forks for each (tests/forking.py).
+thousand of both. A server imports them once and forks for each (tests/forking.py).
 """
 
 from __future__ import annotations
@@ -132,6 +132,12 @@ def run_forked(
     for file in files.values():
         file.unlink()
     return subprocess.CompletedProcess(process.args, status, said.get("stdout"), said["stderr"])
+
+
+def start_servers(*, with_models: bool) -> None:
+    """All processes that are forked from this one use them."""
+    for models in {False, with_models}:
+        _server(with_models=models)
 
 
 @functools.cache

@@ -68,6 +68,8 @@ def main() -> None:
             runpy.run_module("daemon", run_name="__main__", alter_sys=True)
         else:
             run_command()
+    else:
+        os._exit(0)  # the interpreter's cleanup takes seconds
 
 
 def run_command() -> None:
