@@ -80,7 +80,7 @@ test: lint  ## run ruff, mypy and all tests, five test files at a time (most tes
 	@$(MAKE) --silent store-setup || echo 'The object store could not be installed: its tests are skipped.' >&2
 	@$(BIN)/mypy & types=$$!; \
 	  [ -d tests/__pycache__ ] || $(BIN)/python -m pytest --collect-only --quiet > /dev/null 2>&1; \
-	  OMP_WAIT_POLICY=PASSIVE timeout -s ABRT -k 30 $(TEST_SECONDS) $(BIN)/python -m pytest --numprocesses 5; \
+	  timeout -s ABRT -k 30 $(TEST_SECONDS) $(BIN)/python -m pytest --numprocesses 5; \
 	  status=$$?; [ $$status != 124 ] || echo 'The tests took longer than $(TEST_SECONDS) s and were stopped. The tracebacks above show where they hung.' >&2; \
 	  wait $$types || $(BIN)/mypy || status=1; \
 	  exit $$status

@@ -34,6 +34,7 @@ LONGEST = ("faults", "visiond")
 # As in the Makefile, and for whoever calls pytest: otherwise all processes compile what they import, each time.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads would compute while they wait
 gc.disable()  # while the tests are collected: what a module makes stays
 keep_memory()  # as in workers, whose stages the tests run
 # Under nohup the daemons of the tests would ignore it, as they should.

@@ -68,6 +68,8 @@ def main() -> None:
             runpy.run_module("daemon", run_name="__main__", alter_sys=True)
         else:
             run_command()
+    else:
+        os._exit(0)  # the interpreter's cleanup takes seconds
 
 
 def run_command() -> None:
@@ -152,6 +154,10 @@ def become(
         ctypes.memmove(find(os.fsencode(token)), value, len(value))
     os.environ.clear()
     os.environ.update(environment)
+    if hub := sys.modules.get("huggingface_hub.constants"):
+        importlib.reload(
+            hub
+        )  # such as the hub's address, which it reads from the environment when it is imported
     os.chdir(folder)
     sys.argv = [str(Path(sys.modules["daemon"].__path__[0], "__main__.py")), *arguments]
     if supervisor:

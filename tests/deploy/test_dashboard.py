@@ -41,14 +41,16 @@ PROVISIONING = FOLDER / "provisioning"
 PROMETHEUS = FOLDER.parent / "prometheus" / "prometheus.yml"
 
 
-@pytest.fixture
-def samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, list[dict[str, str]]]:
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, str]]]:
     """The samples of a daemon in which every event has happened once: name → the labels of each sample."""
-    monkeypatch.setattr("daemon.monitoring.machine.list_gpus", lambda: [GPU])
     metrics = Metrics()
-    anyio.run(report_everything, metrics, tmp_path / "ledger.sqlite")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("daemon.monitoring.machine.list_gpus", lambda: [GPU])
+        anyio.run(report_everything, metrics, tmp_path_factory.mktemp("samples") / "ledger.sqlite")
+        text = generate_latest(metrics.registry).decode()
     found: dict[str, list[dict[str, str]]] = defaultdict(list)
-    for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
             found[sample.name].append(sample.labels)
     return found

@@ -8,6 +8,7 @@ error: the table no longer matches the source.
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import os
 import re
@@ -70,9 +71,12 @@ def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(re.escape(before) + inside + re.escape(after))
 
 
+_parse = functools.lru_cache(8)(ast.parse)  # rows of one file follow each other
+
+
 def _extent(source: str, name: str) -> tuple[int, int]:
     """The start and end of a function in the source, in characters. Raises DoesNotApply."""
-    node: ast.AST = ast.parse(source)
+    node: ast.AST = _parse(source)
     for part in name.split("."):
         kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
         children = [child for child in ast.walk(node) if isinstance(child, kinds) and child.name == part]
@@ -92,10 +96,13 @@ def missing_tests(mutant: Mutant) -> list[str]:
 
 def _has_test(file: str, name: str) -> bool:
     path = ROOT / "tests" / file
+    return path.exists() and name in _list_functions(path.read_text())
+
+
+@functools.cache
+def _list_functions(source: str) -> set[str]:
     functions = ast.FunctionDef | ast.AsyncFunctionDef
-    return path.exists() and any(
-        isinstance(node, functions) and node.name == name for node in ast.parse(path.read_text()).body
-    )
+    return {node.name for node in ast.parse(source).body if isinstance(node, functions)}
 
 
 class Copy:

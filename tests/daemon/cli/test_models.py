@@ -27,6 +27,7 @@ from stages.weights.packs import MINI, list_packs, open_pack, verify
 from stages.yolo import library
 from stages.yolo.weights import save_network
 from tests.daemon_process import PATIENCE, Place, wait_for
+from tests.forked import Forked
 from tests.stages import checkpoints
 from tests.stages.weights.hubs import serve
 
@@ -183,24 +184,13 @@ def test_a_pull_that_is_ended_leaves_no_model_and_the_same_command_goes_on(
 ) -> None:
     checkpoints.TOWERS["clip"](hub / "me/clip")
     (hub / "me/clip/model.slow").touch()
-    command = [
-        "env",
-        "--default-signal=INT",
-        sys.executable,
-        "-P",
-        "-m",
-        "daemon",
-        "models",
-        "pull",
-        "me/clip",
-    ]
-    command += ["-c", str(place.config)]
-    place.configure()
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as pulling:
+    environment = {**os.environ, "VISIOND_CONFIG": str(place.config)}
+    with (place.folder / "said").open("w+b") as said:
+        pulling = Forked(["models", "pull", "me/clip"], place.folder, environment, said, said)
         wait_for(lambda: "model.safetensors" in sent, "half of the weights")
         pulling.send_signal(signum)
-        _, said = pulling.communicate(timeout=PATIENCE)
-    assert (pulling.returncode != 0, "Traceback" in said) == (True, False)
+        assert pulling.wait(PATIENCE) != 0
+    assert b"Traceback" not in (place.folder / "said").read_bytes()
     (hub / "me/clip/model.slow").unlink()
     assert list_packs(place.folder / "models") == ["mini"]
     sent.clear()
@@ -526,10 +516,6 @@ def test_a_path_is_relative_to_the_folder_of_the_configuration_also_if_it_looks_
     assert str(caught.value).endswith("models pull me/mine` downloads it.")
 
 
-def test_the_start_and_check_name_the_license_of_ultralytics_only_where_it_runs(
-    place: Place, used: Used
-) -> None:
-    place.drop_many(range(1))
-    assert "AGPL" not in place.run_once().stderr + place.command("check", "--quick").stdout
+def test_the_start_and_check_name_the_license_of_ultralytics_where_it_runs(used: Used) -> None:
     assert '"license": "AGPL-3.0"' in used.run.stderr
     assert "ultralytics is in use, which is under AGPL-3.0" in used.checked

@@ -267,4 +267,5 @@ def test_what_says_that_models_are_a_demonstration_ends_with_the_command_that_re
         said = done.stdout + done.stderr
         assert "demonstration" in said
         assert "for real images: `visiond setup`" in said, said
+        assert "AGPL" not in said, "ultralytics does not run these models"
     assert list_notices([("clip", "weights that are random")]) == ["clip: weights that are random"]
