@@ -63,7 +63,7 @@ def test_an_exchange_under_load_loses_nothing_and_names_the_models_that_answered
 ) -> None:
     place = open_place(tmp_path, 2)
     drop(place, range(images := 100))
-    with Daemon(place, **with_pauses(tmp_path, {"daemon.workers.lane.QUEUE_IMAGES": 16})) as daemon:
+    with Daemon(place, **with_pauses({"daemon.workers.lane.QUEUE_IMAGES": 16})) as daemon:
         daemon.wait_until(lambda s: s["ended_in_this_run"] > 20, "progress")
         # Chosen now, because an exchange ends the first station's process before it starts another one.
         victims = [daemon.workers()[0], stations_of(place)[1]]  # a worker, and the station of the other one
