@@ -28,7 +28,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -39,6 +38,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests import checker
 from tests.forked import ENVIRONMENT, TOKEN, TOKEN_BYTES, Forked, run_forked
+from tests.forking import PAUSES
 
 STAGES = ("ocr", "yolo", "clip", "blip")
 PATIENCE = float(os.environ.get("VISIOND_PATIENCE") or 60.0)  # seconds after which a test gives up
@@ -418,17 +418,10 @@ class Gate:
             (self._tickets / f"{next(self._sold):04d}").touch()
 
 
-def with_pauses(folder: Path, seconds: Mapping[str, float]) -> dict[str, str]:
-    """An environment in which pauses of visiond have another length.
+def with_pauses(seconds: Mapping[str, float]) -> dict[str, str]:
+    """An environment in which pauses of a forked daemon have another length; those of its children stay.
     seconds: by module and name, for example "daemon.pipeline.schedule.REST_SECONDS"."""
-    for name in seconds:
-        module, _, constant = name.rpartition(".")
-        assert hasattr(import_module(module), constant), name
-    site = folder / "pauses"
-    site.mkdir()
-    program = (f"import {name.rpartition('.')[0]}\n{name} = {value}\n" for name, value in seconds.items())
-    (site / "sitecustomize.py").write_text("".join(program))
-    return {"PYTHONPATH": str(site)}
+    return {PAUSES: json.dumps(seconds)}
 
 
 # A command that replaces itself by its arguments, with a terminal of its own as the controlling one.
@@ -455,13 +448,14 @@ class Daemon:
         ready: bool = True,
         prefix: Sequence[str] = (),
         stderr: int | None = None,
+        supervisor: str | Path = "",
         **environment: str,
     ) -> None:
         """prefix: a command that replaces itself by the daemon.
-        stderr: a descriptor in place of the log's file.
+        supervisor: the path of one that is asked about its system calls. stderr: a descriptor in place of the log's file.
 
         A daemon is forked from the tests' server, which has imported everything. It is a new Python instead where
-        the start itself matters: with one of these arguments, with another PYTHONPATH than the tests have, or if the
+        the start itself matters: with a prefix or stderr, with another PYTHONPATH than the tests have, or if the
         test does not wait until it is ready.
         """
         self.place = place
@@ -474,6 +468,8 @@ class Daemon:
         self.process: subprocess.Popen[bytes] | Forked
         with self._log.open("wb") as log:
             if starts:
+                assert not supervisor, "only a forked daemon is put under one"
+                assert PAUSES not in environment, "only a forked daemon has them"
                 self.process = subprocess.Popen(
                     [*prefix, sys.executable, "-P", "-m", "daemon", *told],
                     env={**os.environ, **changes},
@@ -483,7 +479,9 @@ class Daemon:
                     start_new_session=True,
                 )
             else:
-                self.process = Forked(told, Path.cwd(), {**os.environ, **changes}, log, log, session=True)
+                self.process = Forked(
+                    told, Path.cwd(), {**os.environ, **changes}, log, log, session=True, supervisor=supervisor
+                )
         self._ready = ready
 
     def __enter__(self) -> Daemon:
@@ -596,7 +594,9 @@ class Daemon:
 
     def metric(self, name: str, **labels: str) -> float:
         """A sample of /metrics; 0 when there is none."""
-        for family in text_string_to_metric_families(self.fetch("/metrics")[1].decode()):
+        # Only its own lines, as to parse all takes as long as the daemon takes to write them.
+        lines = [line for line in self.fetch("/metrics")[1].decode().splitlines() if name in line]
+        for family in text_string_to_metric_families("\n".join(lines)):
             for sample in family.samples:
                 if (sample.name, sample.labels) == (name, labels):
                     return float(sample.value)

@@ -47,6 +47,7 @@ IMPORTED = [
     "uvicorn.lifespan.off",
     "uvloop",
 ]
+PAUSES = "VISIOND_TEST_PAUSES"  # in the environment of a daemon: as JSON, pauses of another length by module and name
 REQUEST_BYTES = 1 << 18
 NUMBER = struct.Struct("i")  # how a report is sent: the process id, and at the end the exit status
 
@@ -160,6 +161,10 @@ def become(
         )  # such as the hub's address, which it reads from the environment when it is imported
     os.chdir(folder)
     sys.argv = [str(Path(sys.modules["daemon"].__path__[0], "__main__.py")), *arguments]
+    for name, seconds in json.loads(environment.get(PAUSES, "{}")).items():
+        module, _, constant = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), constant), name
+        setattr(sys.modules[module], constant, seconds)
     if supervisor:
         submit(supervisor)
 

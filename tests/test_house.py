@@ -180,6 +180,25 @@ class Class:
     assert set(imported(executed(ast.parse(source)))) == {"c", "d", "d.e", "f"}
 
 
+def loaded_by(module: str) -> set[str]:
+    """The packages of others that a module imports, and that those of ours import which it imports."""
+    ours, packages, waiting = set[str](), set[str](), [module]
+    while waiting:
+        ours.add(current := waiting.pop())
+        named = set(imported(executed(parse(current))))
+        waiting += named & MODULES.keys() - ours
+        packages |= {package_of(name) for name in named} - PACKAGES.keys()
+    return packages
+
+
+def test_processes_that_start_often_load_no_library_that_they_do_not_need() -> None:
+    """Each of these libraries takes as long as everything else that such a process does before its work."""
+    assert "pydantic" in loaded_by("daemon.pipeline.child")
+    assert "pydantic" not in loaded_by("daemon.search.grouping")
+    assert "transformers" in loaded_by("stages.ocr.stage")
+    assert "transformers" not in loaded_by("stages.yolo.stage")
+
+
 def test_the_daemon_and_its_commands_load_no_torch() -> None:
     modules = "daemon.service.lifecycle, daemon.pipeline.child, daemon.cli.commands"
     modules += ", daemon.labels.reading, visiond.training.launch"  # what commands import when they are called

@@ -203,6 +203,12 @@ class NoWorkersLeft(VisiondError):
     exit_status = os.EX_UNAVAILABLE
 
 
+class SearchUnusable(VisiondError):
+    """The index of the search cannot be used or made; the message says why."""
+
+    exit_status = os.EX_UNAVAILABLE
+
+
 class Loss(StrEnum):
     """Why a worker had to be replaced."""
 

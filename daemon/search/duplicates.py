@@ -18,12 +18,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from daemon.core.errors import SearchUnusable
 from daemon.ledger import publications
 from daemon.ledger.publications import Picture
 from daemon.ledger.records import Reader
 from daemon.search.covering import Cosines, Leaders, Places, extend_cover, find_axes, shorten
 from daemon.search.grouping import Grouping, group_rows
-from daemon.search.index import SQL, Index, SearchUnusable, transaction
+from daemon.search.index import SQL, Index, transaction
 from daemon.search.matrix import PARTS, Rows, open_rows
 from daemon.system.ownership import hand_over, make_folder
 from stages.contract import processes

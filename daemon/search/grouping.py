@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from daemon.core.errors import SearchUnusable
 from daemon.search.covering import Cover, Note, find_cover
-from daemon.search.index import SearchUnusable
 from daemon.search.matrix import open_rows
 from daemon.search.tower import receive, send
 from daemon.system.gpus import driver_errors, list_gpus

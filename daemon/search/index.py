@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.core.errors import LedgerDamaged, LedgerUnusable, VisiondError
+from daemon.core.errors import LedgerDamaged, LedgerUnusable, SearchUnusable, VisiondError
 from daemon.labels.store import LabelStore
 from daemon.ledger import identity, publications
 from daemon.ledger.records import Reader
@@ -47,12 +47,6 @@ UNREAD = "-"  # the state of labels that could not be read
 MOST_STALE = 1000  # entries that are no longer shown and stay, besides as many as are shown
 
 SQL = read_statements("daemon.search", "search.sql")
-
-
-class SearchUnusable(VisiondError):
-    """The index cannot be used or made; the message says why."""
-
-    exit_status = os.EX_UNAVAILABLE
 
 
 class About(NamedTuple):

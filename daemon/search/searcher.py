@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from daemon.config.state import SEARCH
+from daemon.core.errors import SearchUnusable
 from daemon.core.jobs import JobStatus
 from daemon.ledger import publications
 from daemon.ledger.records import Reader
 from daemon.search.duplicates import choose_grouped, extend_groups
 from daemon.search.evidence import Columns, Evidence, Ranking, parse_order
-from daemon.search.index import Index, SearchUnusable
+from daemon.search.index import Index
 from daemon.search.masks import Bits, Masks, make_bits
 from daemon.search.query import Query, parse
 from daemon.search.tower import Ask, Tower

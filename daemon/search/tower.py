@@ -10,7 +10,7 @@ from typing import IO
 
 import msgspec
 
-from daemon.search.index import SearchUnusable
+from daemon.core.errors import SearchUnusable
 from stages.contract import processes
 from stages.contract.base import StageSpec
 

@@ -22,11 +22,11 @@ from starlette.routing import BaseRoute, Route
 
 from daemon.config.loading import Config
 from daemon.config.sections import Inbox
+from daemon.core.errors import SearchUnusable
 from daemon.core.jobs import JobStatus
 from daemon.ledger.records import Reader
 from daemon.results.webhook import describe
 from daemon.search.following import read_last
-from daemon.search.index import SearchUnusable
 from daemon.search.query import DATES, QueryError
 from daemon.search.searcher import Searcher
 from daemon.server.app import answer_json

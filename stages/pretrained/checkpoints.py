@@ -21,7 +21,7 @@ from stages.contract.descriptor import KnownModel as Known
 from stages.contract.recognition import choose_model, name_model, read_config
 from stages.images.devices import device_errors
 from stages.pretrained.quantizing import check_small, make_smaller, refuse_quantized
-from stages.pretrained.soundness import refuse_nan
+from stages.pretrained.soundness import first_line, refuse_nan
 from stages.pretrained.spreading import (
     finish_spreading,
     map_layers,
@@ -168,10 +168,6 @@ def load_part(what: str, kind: Any, folder: str, **options: Any) -> Any:
         return kind.from_pretrained(folder, local_files_only=True, **options)
     except Exception as error:  # the tokenizers library raises Exception itself for a damaged file
         raise StageUnusable(f"the {what} in {folder} cannot be read: {first_line(error)}") from error
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def convert_pickle(kind: type[PreTrainedModel], folder: Path) -> None:

@@ -19,11 +19,12 @@ from stages.contract.base import OutOfMemory, StageSpec, StageUnusable
 from stages.contract.recognition import read_config
 from stages.images.devices import device_errors, dtype_of, synchronize
 from stages.pretrained import fusing
-from stages.pretrained.checkpoints import first_line, load_part, outline_known
+from stages.pretrained.checkpoints import load_part, outline_known
 from stages.pretrained.lanczos import make_exact, resize_by_lanczos, uses_lanczos
 from stages.pretrained.packing import pack_images
 from stages.pretrained.questions import Questions
 from stages.pretrained.recording import Recorder, choose_recorder
+from stages.pretrained.soundness import first_line
 from stages.pretrained.spreading import measure_free
 from stages.pretrained.steps import DRY_RUN_TOKENS, RecordedSteps, is_steady
 from stages.pretrained.vision import BLANK_SIZE, VisionStage

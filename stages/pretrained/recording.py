@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stages.contract.base import StageSpec
 from stages.images.devices import device_errors, synchronize
-from stages.pretrained.checkpoints import first_line
+from stages.pretrained.soundness import first_line
 
 TRIALS = 2  # libraries initialize themselves during the first runs, which cannot be recorded
 

@@ -38,3 +38,7 @@ def check_shapes(network: nn.Module, state: Mapping[str, Tensor], source: str | 
 
 def describe_shape(shape: tuple[int, ...] | None) -> str:
     return "none" if shape is None else "×".join(map(str, shape)) or "a number"
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

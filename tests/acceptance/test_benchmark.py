@@ -23,8 +23,8 @@ pytestmark = pytest.mark.timeout(400)  # three processes load the models, one af
 
 COUNT = 4
 OPTIONS = ["--pack", "mini", "--cold", "1", "--warm", "0", "--sample", "1", "--single", "2"]
-# To read all lines of these images would take longer than everything else.
-SMALL_PAGES = ["--pipeline", "[stages.ocr.options]", "--pipeline", "max_side = 128"]
+# To read all lines of these images, or to look for them on larger pages, would take longer than everything else.
+SMALL_PAGES = ["--pipeline", "[stages.ocr]", "--pipeline", "options = { max_side = 128, map_side = 128 }"]
 NO_PAGE = ["--pipeline", "[page]", "--pipeline", 'listen = ""']  # its process is not measured here
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -28,8 +29,8 @@ RULE = """def choose(record):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """A place where an image has been processed."""
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """It has processed an image."""
     folder = tmp_path_factory.mktemp("captioners")
     CAPTIONERS["qwen2_vl"](folder / "chat")
     tables: dict[str, Any] = {
@@ -49,10 +50,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     assert isinstance(pixels, torch.Tensor)
     Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(folder / "a.png")
     place.drop("a.png", (folder / "a.png").read_bytes())
-    prefix = ["env", f"PYTHONPATH={folder}"]  # in a new Python, as the rule's module is on its path
-    ended = place.command("run", "--once", prefix=prefix, timeout=5 * PATIENCE)
-    assert ended.returncode == 0, ended.stderr
-    return place
+    with Daemon(place, ready=False, PYTHONPATH=str(folder)) as daemon:  # the rule's module is there
+        daemon.wait_ready(5 * PATIENCE)
+        daemon.wait_idle(1, 5 * PATIENCE)
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def place(daemon: Daemon) -> Place:
+    return daemon.place
 
 
 @pytest.fixture(scope="module")
@@ -108,15 +114,14 @@ def test_show_and_exports_have_them(place: Place, texts: dict[str, str]) -> None
     assert (place.folder / "captions" / "a.txt").read_text() == f"{row['caption']}\n"
 
 
-def test_the_page_shows_them_and_finds_images_by_their_words(place: Place, texts: dict[str, str]) -> None:
+def test_the_page_shows_them_and_finds_images_by_their_words(daemon: Daemon, texts: dict[str, str]) -> None:
     word = min({*texts["blip_long"].split()} - {*texts["blip_alt"].split(), "a"})
-    with Daemon(place, PYTHONPATH=str(place.folder)) as daemon:
-        address = daemon.wait_event("page")["address"]
-        with urlopen(f"{address}/images/1") as answer:
-            shown = answer.read().decode()
-        found = place.command("search", f"caption:{word}").stdout
-        with urlopen(f"{address}/?q=caption:{word}") as answer:
-            listed = answer.read().decode()
+    address = daemon.wait_event("page")["address"]
+    with urlopen(f"{address}/images/1") as answer:
+        shown = answer.read().decode()
+    found = daemon.place.command("search", f"caption:{word}").stdout
+    with urlopen(f"{address}/?q=caption:{word}") as answer:
+        listed = answer.read().decode()
     for name, text in texts.items():
         assert f'<th scope="row">{name}</th><td dir="auto">{text}</td>' in shown
     assert "a.png" in found

@@ -470,7 +470,7 @@ ROWS = [
     Row("44", "kill -9 the daemon or its process group while second looks run", f"{KILLED}; both answers kept",
         kill_during_looks, {"kills": 100, "files": 1_000}, {"kills": 2, "files": 60}),
     Row("uploads", "kill -9 the daemon, its process group or the page while programs upload",
-        "every 202 has exactly one result", kill_while_uploading, {"kills": 100}, {"kills": 10}),
+        "every 202 has exactly one result", kill_while_uploading, {"kills": 100}, {"kills": 6}),
     Row("sinks", "kill -9 the daemon or its process group while sinks write a file and a row of Lance for each "
         "image", f"{KILLED}; in each sink one file for each image, and one row", kill_while_sinks_write,
         {"kills": 100, "files": 5_000}, {"kills": 6, "files": 300}),

@@ -101,7 +101,7 @@ class Trial:
         ended = False
         while rest := next(faults, None):
             with Supervisor(self.place.folder, self._decide) as supervisor:
-                with Daemon(self.place, prefix=supervisor.prefix, **self._environment) as daemon:
+                with Daemon(self.place, supervisor=supervisor.path, **self._environment) as daemon:
                     while rest and self._try(daemon, rest):
                         rest = next(faults, None)
                     ended = not daemon.alive()

@@ -85,7 +85,7 @@ def fail_reads(folder: Path, chance: random.Random, seconds: float) -> Outcome:
     until = 0.0  # counts from the first daemon that is ready
     while not until or time.monotonic() < until:
         with Supervisor(folder, trouble.decide, reads=True) as supervisor:
-            with Daemon(place, prefix=supervisor.prefix) as daemon:
+            with Daemon(place, supervisor=supervisor.path) as daemon:
                 until = until or time.monotonic() + seconds
                 while time.monotonic() < until and daemon.alive():
                     trouble.begin()

@@ -2,11 +2,9 @@
 them, before it happens, and makes it fail if a test wants that.
 
 The kernel asks us (seccomp's user notification, Linux 5.5), so the program under test is the real one,
-including SQLite's C code. A `Supervisor` gives the command that puts a daemon under it; that command is this
-module:
+including SQLite's C code. As a command, this module says whether that can be done here:
 
-    python -m tests.faults.syscalls SOCKET COMMAND…    ask at SOCKET about each call of COMMAND and its children
-    python -m tests.faults.syscalls                    exit 0 if that can be done here
+    python -m tests.faults.syscalls    exit 0 if it can
 """
 
 from __future__ import annotations
@@ -90,7 +88,7 @@ class Supervisor:
     """Asks `decide` about each call on a file below `folder`, one at a time: 0 lets it happen;
     any other value is the error with which it fails.
 
-    A program is put under it by the command `prefix`, or by `submit(path)` in its own process."""
+    A program is put under it by `submit(path)` in its own process, as a forked daemon does (tests/forking.py)."""
 
     def __init__(self, folder: Path, decide: Callable[[Call], int], *, reads: bool = False) -> None:
         """reads: also about the calls by which files are read."""
@@ -100,7 +98,6 @@ class Supervisor:
         self._folder = os.fsencode(folder) + b"/"
         self._decide = decide
         self.path = folder / "supervisor"
-        self.prefix = [sys.executable, "-m", "tests.faults.syscalls", str(self.path)]
         self._thread = threading.Thread(target=self._supervise, name="supervisor", daemon=True)
 
     def __enter__(self) -> Supervisor:
@@ -215,13 +212,5 @@ def submit(path: str) -> None:
     os.close(listener)
 
 
-def main() -> None:
-    if not sys.argv[1:]:
-        install()
-        return
-    submit(sys.argv[1])
-    os.execvp(sys.argv[2], sys.argv[2:])
-
-
 if __name__ == "__main__":
-    main()
+    install()

@@ -24,7 +24,7 @@ def test_a_call_that_keeps_failing_is_retried_and_reported_once(tmp_path: Path) 
 def test_a_mount_that_goes_away_for_a_while_fails_no_image_and_leaves_no_source_behind(
     tmp_path: Path,
 ) -> None:
-    trial = Trial(tmp_path, **with_pauses(tmp_path, PAUSES))
+    trial = Trial(tmp_path, **with_pauses(PAUSES))
     trial.run(iter([Fault("inbox-", "open", "ENOTCONN"), Fault("done", "rename", "ETIMEDOUT")]))
     assert trial.tally.problems == []
     assert trial.tally.endings == {"waited and went on": 2}
@@ -57,7 +57,7 @@ def test_a_folder_that_cannot_be_opened_for_its_flush_pauses_the_daemon(tmp_path
 def test_once_ends_when_the_folder_of_results_cannot_be_made_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in with_pauses(tmp_path, {"daemon.service.lifecycle.UNWRITABLE_SECONDS": 1}).items():
+    for name, value in with_pauses({"daemon.service.lifecycle.UNWRITABLE_SECONDS": 1}).items():
         monkeypatch.setenv(name, value)
     place = Place(tmp_path)
     place.drop_many(range(3))
@@ -73,8 +73,10 @@ def test_once_ends_when_the_folder_of_results_cannot_be_made_for_long(
 
 
 def test_once_ends_when_the_images_of_an_inbox_cannot_be_read_for_long_and_leaves_them_pending(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name, value in with_pauses(PAUSES).items():
+        monkeypatch.setenv(name, value)
     place = Place(tmp_path, {"pipeline": {"retry_seconds": 0.1}})
     place.drop_many(range(3))
     image = bytes(place.inbox()) + b"/"
@@ -86,9 +88,8 @@ def test_once_ends_when_the_images_of_an_inbox_cannot_be_read_for_long_and_leave
             else 0
         )
 
-    environment = [f"{name}={value}" for name, value in with_pauses(tmp_path, PAUSES).items()]
     with Supervisor(tmp_path, away) as supervisor:
-        run = place.run_once(prefix=["env", *environment, *supervisor.prefix])
+        run = place.run_once(supervisor=supervisor.path)
     assert run.returncode == os.EX_IOERR
     assert (
         f"images of inbox {place.inbox()} wait, as they cannot be read: {os.strerror(errno.ENOTCONN)}"

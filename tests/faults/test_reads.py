@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from daemon.core.errors import LedgerDamaged, LedgerUnusable
+from daemon.core.errors import LedgerDamaged, LedgerUnusable, SearchUnusable
 from daemon.inbox import sources
 from daemon.ledger import schema, soundness
 from daemon.ledger.records import Reader
-from daemon.search.index import Index, SearchUnusable
+from daemon.search.index import Index
 from tests.daemon_process import Daemon, Place
 from tests.faults.syscalls import Call, Supervisor
 
@@ -40,7 +40,7 @@ def test_a_ledger_whose_log_cannot_be_read_for_a_while_pauses_the_daemon_which_g
         return errno.EIO if failing and call.name == "read" and call.path.endswith(b"-wal") else 0
 
     with Supervisor(tmp_path, decide, reads=True) as supervisor:
-        with Daemon(place, prefix=supervisor.prefix) as daemon:
+        with Daemon(place, supervisor=supervisor.path) as daemon:
             place.drop_many(range(5))
             daemon.wait_idle(5)
             failing.append(True)

@@ -20,6 +20,7 @@ from tests.daemon_process import Daemon, Place, caption_of, picture, wait_for, w
 from tests.faults.kill import end_orphans
 
 INBOXES = ("keep", "move", "delete")
+VICTIMS = ("page", "daemon", "group")
 PROGRAMS = 4  # that upload at once
 MOST_BETWEEN_KILLS = 60  # images
 PAUSE_SECONDS = 0.05  # of a program that got no answer
@@ -82,10 +83,11 @@ class Outcome:
 
 def kill_while_uploading(folder: Path, kills: int, chance: random.Random) -> Outcome:
     """Every kill comes when some more uploads have been acknowledged since the last one, and others are under way."""
-    started = time.monotonic()
+    started, victims = time.monotonic(), [*VICTIMS] * -(-kills // len(VICTIMS))
+    chance.shuffle(victims)
     inboxes = [{"name": name, "on_success": name, "uploads": True, "settle_seconds": 0.1} for name in INBOXES]
     place = open_place(folder, {"inbox": inboxes, "pipeline": {"rescan_seconds": 0.5}})
-    environment, programs = with_pauses(folder, PAUSES), Programs(place)
+    environment, programs = with_pauses(PAUSES), Programs(place)
     done = orphans = 0
     with ThreadPoolExecutor(PROGRAMS) as threads:
         running = [threads.submit(programs.run) for _ in range(PROGRAMS)]
@@ -96,7 +98,7 @@ def kill_while_uploading(folder: Path, kills: int, chance: random.Random) -> Out
                         wanted = len(programs.accepted) + chance.randint(1, MOST_BETWEEN_KILLS)
                         wait_for(lambda wanted=wanted: len(programs.accepted) >= wanted, "more uploads")
                         time.sleep(chance.uniform(0, 0.02))
-                        victim = chance.choice(("page", "daemon", "group"))
+                        victim = victims[done]
                         if victim == "page" and (page := page_process(daemon.process.pid)):
                             os.kill(page, signal.SIGKILL)
                         else:

@@ -11,11 +11,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from daemon.config.loading import Config
+from daemon.core.errors import SearchUnusable
 from daemon.core.sidecar import timestamp
 from daemon.ledger import publications
 from daemon.ledger.records import Reader
 from daemon.search.duplicates import NearBest, about_groups, has_newer_model, read_groups, stage_of
-from daemon.search.index import SearchUnusable
 from daemon.search.searcher import Hit, Searcher
 from daemon.server.asked import number_in
 from daemon.server.page.rendering import Renderer

@@ -15,11 +15,10 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from daemon.config.loading import Config
-from daemon.core.errors import VisiondError
+from daemon.core.errors import SearchUnusable, VisiondError
 from daemon.core.jobs import JobStatus
 from daemon.monitoring.notices import list_notices, notices_of
 from daemon.search.duplicates import read_group_of
-from daemon.search.index import SearchUnusable
 from daemon.search.query import UNPUBLISHED, Query, QueryError
 from daemon.search.searcher import UNCUT, Found, Searcher
 from daemon.server.asked import SHOWN, Asked, find_images

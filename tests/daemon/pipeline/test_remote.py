@@ -36,14 +36,24 @@ def settings(stations: int, **tables: Any) -> dict[str, Any]:
     return {"pipeline": {"stations": stations, "workers_per_device": max(2, stations)}, **tables}
 
 
-def test_two_stations_publish_what_one_does(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> list[Place]:
+    """What one station has published of the same files, and what two have."""
+    return [publish(tmp_path_factory.mktemp("stations"), stations) for stations in (1, 2)]
+
+
+def publish(folder: Path, stations: int) -> Place:
+    place = Place(folder, settings(stations, output={"sinks": ["jsonl"]}))
+    place.drop_many(range(300))
+    place.drop("same.ppm", picture(0))
+    place.drop("no picture.jpg", b"not one")
+    assert place.run_once().returncode == 1
+    return place
+
+
+def test_two_stations_publish_what_one_does(places: list[Place]) -> None:
     documents = []
-    for stations in (1, 2):
-        place = Place(tmp_path / str(stations), settings(stations))
-        place.drop_many(range(300))
-        place.drop("same.ppm", picture(0))
-        place.drop("no picture.jpg", b"not one")
-        assert place.run_once().returncode == 1
+    for place in places:
         place.assert_kept(DONE=301, FAILED=1)
         documents.append({path: place.sidecar(path)["caption"] for path in ("00007.ppm", "same.ppm")})
     assert documents[0] == documents[1]
@@ -82,20 +92,13 @@ def test_sidecars_of_equal_files_are_what_the_ledger_has(tmp_path: Path) -> None
     assert verified.returncode == 0, verified.stdout
 
 
-def test_the_checksums_that_stations_compute_are_those_that_a_reader_computes(tmp_path: Path) -> None:
-    place = Place(tmp_path, settings(2))
-    place.drop_many(range(40))
-    place.drop("no picture.jpg", b"not one")
-    assert place.run_once().returncode == 1
-    assert json.loads(place.command("verify", "--json").stdout)["counts"] == {"whole": 41}
+def test_the_checksums_that_stations_compute_are_those_that_a_reader_computes(places: list[Place]) -> None:
+    assert json.loads(places[1].command("verify", "--json").stdout)["counts"] == {"whole": 302}
 
 
-def test_sinks_get_the_records_of_every_station(tmp_path: Path) -> None:
-    place = Place(tmp_path, settings(2, output={"sinks": ["jsonl"]}))
-    place.drop_many(range(200))
-    assert place.run_once().returncode == 0
-    lines = (tmp_path / "results.jsonl").read_bytes().splitlines()
-    assert len({json.loads(line)["source"]["path"] for line in lines}) == len(lines) == 200
+def test_sinks_get_the_records_of_every_station(places: list[Place]) -> None:
+    lines = Path(f"{places[1].site.results}.jsonl").read_bytes().splitlines()
+    assert len({json.loads(line)["source"]["path"] for line in lines}) == len(lines) == 301
 
 
 def test_a_slab_has_room_for_an_image_in_every_station(tmp_path: Path) -> None:

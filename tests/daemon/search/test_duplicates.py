@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from daemon.core.errors import SearchUnusable
 from daemon.search import duplicates, grouping, searcher
 from daemon.search.duplicates import (
     Duplicates,
@@ -27,7 +28,6 @@ from daemon.search.duplicates import (
     read_groups,
 )
 from daemon.search.grouping import Grouping
-from daemon.search.index import SearchUnusable
 from daemon.search.query import QueryError, parse
 from daemon.search.searcher import By
 from daemon.system.gpus import Gpu

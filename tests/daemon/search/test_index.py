@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from daemon.core.errors import SearchUnusable
 from daemon.search import index, searcher
 from daemon.search.following import NumberUnknown, encode_events
-from daemon.search.index import Index, SearchUnusable, check_ledger
+from daemon.search.index import Index, check_ledger
 from daemon.search.query import parse
 from daemon.search.searcher import By, Searcher
 from tests.daemon.search.place import Place

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+from daemon.core.errors import SearchUnusable
 from daemon.search import searcher
-from daemon.search.index import SQL, SearchUnusable
+from daemon.search.index import SQL
 from daemon.search.query import parse
 from daemon.search.searcher import By, Hit
 from daemon.search.tower import Tower

@@ -221,7 +221,6 @@ def test_an_outage_or_credentials_that_expire_hold_up_nothing_and_lose_nothing(
     place = Place(tmp_path, {"inbox": [{"settle_seconds": 0.0}], "output": output})
     proxy.fault = lambda asked: trouble
     environment = proxy.environment | with_pauses(
-        tmp_path,
         {"daemon.results.outbox.PAUSE_SECONDS": 0.1, "daemon.results.outbox.LONGEST_PAUSE_SECONDS": 0.5},
     )
     with Daemon(place, **environment) as daemon:
