@@ -46,7 +46,6 @@ T = TypeVar("T")  # what is sent in one request
 POLL_SECONDS = 0.1  # while the daemon carries out a request
 PATIENCE_SECONDS = 30.0  # for an answer of the daemon
 HEALTH_SECONDS = 8.0  # the same for a health check, less than the time that a container gives it
-RELOAD_SECONDS = 600.0  # the same, while it reads the weights of other models to check them
 CHUNK = 10_000  # images named in one request
 
 
@@ -299,7 +298,7 @@ def prune(
 def reload(config: Config) -> Reloaded:
     """Let the running daemon read its configuration again. Raises NotRunning."""
     control = config.state.path / CONTROL
-    return msgspec.convert(ask(control, "POST", "/reload", patience_seconds=RELOAD_SECONDS), Reloaded)
+    return msgspec.convert(ask(control, "POST", "/reload"), Reloaded)
 
 
 def ask(

@@ -105,27 +105,23 @@ def build(uid: str, board: Board) -> dict[str, Any]:
         "timezone": "browser",
         "links": [OTHER_BOARDS],
         "templating": {"list": _variables(board)},
-        "annotations": {
-            "list": [
-                _annotation("Restarts", "orange", "process_start_time_seconds{M} * 1000", at_value=True),
-            ]
-        },
+        "annotations": {"list": [_mark_restarts()]},
         "panels": [{"id": number, **panel} for number, panel in enumerate(_place(board.rows), 1)],
     }
 
 
-def _annotation(title: str, color: str, query: str, *, at_value: bool = False) -> dict[str, Any]:
-    """A line in all panels where the query has a value. at_value: at the time, in milliseconds, that the value says."""
+def _mark_restarts() -> dict[str, Any]:
+    """A line in all panels, at the time, in milliseconds, that the query has as its value."""
     return {
-        "name": title,
+        "name": "Restarts",
         "datasource": SOURCE,
         "enable": True,
-        "expr": _expression(query),
-        "iconColor": color,
+        "expr": _expression("process_start_time_seconds{M} * 1000"),
+        "iconColor": "orange",
         "step": "1m",
-        "titleFormat": title,
+        "titleFormat": "Restarts",
         "textFormat": "{{instance}}",
-        "useValueForTime": "on" if at_value else "",
+        "useValueForTime": "on",
     }
 
 

@@ -59,9 +59,8 @@ class Blip2Stage(PromptStage):
         self.load_captioner(options.max_new_tokens, options.force_tokens)
         config = self.model.config
         # As Blip2Processor writes it; it leaves the images out if its folder does not name the number of queries.
-        words = [config.text_config.bos_token_id]
-        if options.prompt:
-            words = self.tokenizer(options.prompt)["input_ids"]
+        prompt = options.prompt
+        words = self.tokenizer(prompt)["input_ids"] if prompt else [config.text_config.bos_token_id]
         ids = [config.image_token_index] * config.num_query_tokens + words
         self.prompt = torch.tensor([ids], device=self.device)
         self.check_length(1 if config.is_encoder_decoder else len(ids))

@@ -279,9 +279,10 @@ def _type_of(picture: Directory) -> np.dtype[Any]:
 def _segments(picture: Directory, plane: int, width: int, height: int) -> Iterator[StripOrTile]:
     """Those of one plane, or of all samples, without those that a program has left out because they are empty."""
     offsets, lengths = picture.parts
-    columns, rows = width, min(picture.integer(tiff.STRIP_ROWS, height), height)
     if picture.is_tiled:
         columns, rows = picture.integer(tiff.TILE_WIDTH), picture.integer(tiff.TILE_HEIGHT)
+    else:
+        columns, rows = width, min(picture.integer(tiff.STRIP_ROWS, height), height)
     if 0 in (columns, rows):
         raise ImageError(Reason.HEADER, "the TIFF has strips or tiles without a size")
     across = -(-width // columns)

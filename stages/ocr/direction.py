@@ -247,7 +247,7 @@ def are_labels(texts: Sequence[str], least: float = 0.3) -> bool:
 
 
 def are_small_labels(small: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether a row in small print are the labels of another one: it is as full, and looks less like values."""
+    """Whether the words of a row in small print are the labels of another row: it is as full, and looks less like values."""
     return len(small) >= max(len(other), 2) and share_values(small) <= max(share_values(other), 0.5)
 
 

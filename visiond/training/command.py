@@ -109,7 +109,10 @@ PrecisionOption = Annotated[Precision, option("--precision TYPE", "bf16, fp16, f
 SavingOption = Annotated[bool, flag("--gradient-checkpointing", "Need less memory and more time.")]
 SeedOption = Annotated[int, option("--seed N", "Of all random choices.")]
 DeterministicOption = Annotated[
-    bool, flag("--deterministic", "The same weights in every run, on GPUs too; slower.")
+    bool,
+    flag(
+        "--deterministic", "The same weights in every run, on GPUs too, with as many images at once; slower."
+    ),
 ]
 BoardOption = Annotated[bool, flag("--tensorboard", "Also write its files, into DIR-work.")]
 ResumeOption = Annotated[bool, flag("--resume", "Continue, with the same labels and options.")]

@@ -39,6 +39,21 @@ def test_tokens_of_an_encoder_and_decoder_are_those_of_transformers(
     assert len({tuple(tokens) for tokens in expected}) > 3
 
 
+def test_a_language_model_without_a_first_token_begins_with_the_prompt(
+    with_t5: Path, tmp_path: Path, mixed_images: list[Image]
+) -> None:
+    """As transformers 5 saves T5."""
+    shutil.copytree(with_t5, folder := tmp_path / "t5")
+    config = json.loads((folder / "config.json").read_text())
+    del config["text_config"]["bos_token_id"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with_first, without = (
+        write(make_stage(each, tmp_path / "models", prompt=PROMPT), mixed_images)
+        for each in (with_t5, folder)
+    )
+    assert with_first == without
+
+
 def test_a_processor_without_the_number_of_queries_still_sees_the_images(
     make_captioner: Make, tmp_path: Path, mixed_images: list[Image]
 ) -> None:

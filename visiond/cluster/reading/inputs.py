@@ -246,8 +246,9 @@ def _list_parquet(file: str, column: str, given: bytes) -> Iterator[ClusterInput
         ) from error
     with open_list(file, open_object) as source:
         table = pyarrow.parquet.ParquetFile(source)
-        chosen = choose_column(file, table.schema_arrow.names, column)
-        kind = table.schema_arrow.field(chosen).type
+        types = {field.name: field.type for field in table.schema_arrow}
+        chosen = choose_column(file, list(types), column)
+        kind = types[chosen]
         is_struct = pyarrow.types.is_struct(kind)  # as Hugging Face's datasets write images
         if is_struct or pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
             at, name, version = os.fsencode(file), os.fsencode(os.path.basename(file)), version_of(file)
