@@ -171,14 +171,11 @@ def drop_missing_stages(document: dict[str, Any]) -> list[str]:
     for name in [name for name, table in tables.items() if not has_stage(name) and isinstance(table, dict)]:
         del tables[name]
         missing[name] = None
-    if named := pipeline.pop("stages", None):
-        named = _keep_installed(named, missing) or None
-    if named is not None:  # if none is left, the default is as good for a command that needs none
-        pipeline["stages"] = named
+    if _names_only_missing(pipeline, missing):  # the default is as good for a command that needs none
+        del pipeline["stages"]
     segments = pipeline.get("segment")
     if isinstance(segments, list) and all(isinstance(table, dict) for table in segments):
-        kept = [table | {"stages": _keep_installed(table.get("stages"), missing)} for table in segments]
-        pipeline["segment"] = [table for table in kept if table["stages"] != []]
+        pipeline["segment"] = [table for table in segments if not _names_only_missing(table, missing)]
     return list(missing)
 
 
@@ -187,13 +184,15 @@ def _table_of(document: dict[str, Any], key: str) -> dict[str, Any]:
     return table if isinstance(table, dict) else {}
 
 
-def _keep_installed(names: Any, missing: dict[str, None]) -> Any:
-    """The names of stages that are installed; the others are added to the missing ones."""
-    if not isinstance(names, list):
-        return names
+def _names_only_missing(table: dict[str, Any], missing: dict[str, None]) -> bool:
+    """Whether none of a table's stages is installed. Those that are not are moved from it to the missing ones."""
+    names = table.get("stages")
+    if not names or not isinstance(names, list):
+        return False
     gone = [name for name in names if isinstance(name, str) and not has_stage(name)]
     missing.update(dict.fromkeys(gone))
-    return [name for name in names if name not in gone]
+    table["stages"] = [name for name in names if name not in gone]
+    return not table["stages"]
 
 
 def _anchor(config: Config, folder: Path) -> Config:

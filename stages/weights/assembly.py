@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stages.clip.descriptor import LABELS
 from stages.contract import recognition
-from stages.contract.descriptor import KnownModel
+from stages.contract.descriptor import MODULES, KnownModel
 from stages.contract.manifest import (
     MANIFEST,
     Manifest,
@@ -105,7 +105,14 @@ def choose_backend(stage: str, source: Path, *, allow_pickle: bool) -> str:
     check_folder(stage, source)
     found = [name for name, backend in backends.items() if recognition.find_model(source, backend.models)]
     taken = backends[found[0]].models if found else described.models
-    recognition.check_transformers(taken, source, pickle=True)
+    model = recognition.check_transformers(taken, source, pickle=True)
+    if not found:  # a model for embeddings has the config.json of the one that it was made from
+        raise PackError(
+            f"--{stage} {source} has no {MODULES}, so it is no model for embeddings: copy that file from its repository too; "
+            "or, for captions, name the folder with --blip."
+            if model.embeds
+            else f"--{stage} {source} has a {MODULES}, so it is a model for embeddings: name the folder with --clip."
+        )
     if not recognition.list_weights(source, pickle=True) and not allow_pickle:
         raise PackError(
             f"{source / recognition.PICKLE} is a pickle, which can run code when it is read. If you trust it, add "

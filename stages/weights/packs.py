@@ -353,11 +353,11 @@ OLD_BACKENDS = {("yolo", "ultralytics"), ("clip", "transformers"), ("blip", "tra
 
 
 def check_files(pack: Pack, path: Path, stage: str = "", backend: str = "") -> dict[str, str]:
-    """Digests of a file or of all files in a folder, compared with the pack's record if they are part of the pack."""
+    """Digests by path of a file or of all files in a folder, compared with the pack's record if they are part of the pack."""
     if not path.exists():
         raise PackError(f"{path} is missing. Copy or pull the pack again.")
     if not path.is_relative_to(pack.folder):
-        return {file.name: digest_file(file) for file in list_files(path)}
+        return {str(file): digest_file(file) for file in list_files(path)}
     refuse_unknown(pack, path, is_old=(stage, backend) in OLD_BACKENDS)
     place = path.relative_to(pack.folder)
     known = {

@@ -47,7 +47,7 @@ def train(
             if 0 < len(short) < len(places):
                 for place in short:
                     say(f"{place.name} is left out: its memory is too small for a batch of one.")
-                places = [place for place in places if place not in short]
+                places = [place for place, status in zip(places, ended, strict=True) if status != TOO_SMALL]
             elif OUT_OF_MEMORY in ended and (had := _read_batch(work)) > 1:
                 say(f"Memory ran out with {had} images at once: the training goes on with {had // 2}.")
                 settings = msgspec.structs.replace(job.settings, micro_batch=had // 2)

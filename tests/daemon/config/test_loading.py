@@ -641,6 +641,17 @@ def test_without_its_missing_stages_a_configuration_is_as_if_they_were_not_named
     assert len(warnings) == 1
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"), [("", "this key is missing"), ("stages = []\n", "this list is empty")]
+)
+def test_a_segment_without_stages_is_refused_by_commands_that_need_no_stages_too(
+    tmp_path: Path, line: str, problem: str
+) -> None:
+    (tmp_path / "daemon.toml").write_text(f'[[pipeline.segment]]\n{line}devices = ["cpu"]\n')
+    with pytest.raises(ConfigError, match=rf"segment\[0\]\.stages: {problem}"):
+        load(tmp_path / "daemon.toml", warn=lambda _: None)
+
+
 def test_a_configuration_whose_only_stage_is_missing_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "daemon.toml").write_text(
         '[pipeline]\nstages = ["quality"]\n[stages.quality]\nbackend = "torch"\n'

@@ -152,6 +152,18 @@ def test_a_captioner_that_no_backend_takes_is_refused_with_all_that_are_taken(tm
         make(tmp_path / "mine", blip=tmp_path)
 
 
+def test_a_chat_model_is_refused_in_the_place_of_the_embedding_model_that_was_made_from_it(
+    tmp_path: Path,
+) -> None:
+    writes, embeds = tmp_path / "writes", tmp_path / "embeds"
+    captioners.CAPTIONERS["qwen3_vl"](writes)
+    captioners.save_qwen_embedding(embeds)
+    with pytest.raises(ModelsUnusable, match=r"--clip .*writes has no modules\.json, .*copy.*--blip"):
+        make(tmp_path / "mine", clip=writes)
+    with pytest.raises(ModelsUnusable, match=r"--blip .*embeds has a modules\.json.*--clip"):
+        make(tmp_path / "mine", blip=embeds)
+
+
 @pytest.mark.usefixtures("well")
 def test_a_pickle_of_transformers_is_converted_only_where_that_is_allowed(tmp_path: Path) -> None:
     from safetensors.torch import load_file

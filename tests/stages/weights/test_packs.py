@@ -266,6 +266,17 @@ def test_a_fingerprint_depends_on_contents_not_on_places(pack: Pack, tmp_path: P
     )
 
 
+def test_of_files_of_one_name_in_another_packs_folder_each_counts(pack: Pack, tmp_path: Path) -> None:
+    clip = Path(shutil.copytree(pack.folder / "clip", tmp_path / "clip"))
+    found = []
+    for name in ("config.json", "1_Pooling/config.json"):
+        (clip / name).parent.mkdir(exist_ok=True)
+        for text in ("first", "second"):
+            (clip / name).write_text(json.dumps({"model_type": "clip", "text": text}))
+            found.append(resolve(pack, "blip", files={"clip": clip}).fingerprint)
+    assert len(set(found)) == 4
+
+
 # From ledgers that are in use. If one changes, every image of every user is processed again.
 FINGERPRINTS = {
     "": ["0d8b50fae8076d4f", "a22f31a10cda9188", "37395c8a50c5421b", "a7b35c7c666d9450"],

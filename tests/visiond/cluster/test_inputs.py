@@ -57,6 +57,18 @@ def test_a_pattern_has_the_files_that_match_it(photos: Path, tmp_path: Path) -> 
     assert compile_pattern("[!a].jpg").fullmatch(b"b.jpg")
 
 
+@pytest.mark.parametrize(
+    "source", ["s3://*", "gs://photos-*/2024/*.jpg", "s3://photo?/a", "az://[ab]/a.parquet"]
+)
+def test_a_wildcard_in_the_name_of_a_bucket_is_refused(source: str, tmp_path: Path) -> None:
+    with pytest.raises(WrongArgument, match=r"wildcard in the name of its bucket"):
+        InputListing(source, parse({}, tmp_path))
+
+
+def test_a_pattern_below_a_server_with_an_ipv6_address_begins_behind_the_address(tmp_path: Path) -> None:
+    assert InputListing("http://[::1]:80/in/*.jpg", parse({}, tmp_path)).root == "http://[::1]:80/in"
+
+
 def test_an_inbox_that_is_not_recursive_lists_no_files_in_folders(photos: Path, tmp_path: Path) -> None:
     config = parse({"inbox": [{"recursive": False}]}, tmp_path)
     assert {each.name for each in InputListing(str(photos), config).inputs()} == {b"a.ppm", b"b.jpg"}

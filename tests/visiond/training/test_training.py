@@ -333,6 +333,21 @@ pathlib.Path(sys.argv[1]).with_name("seen").write_text(os.environ["CUDA_VISIBLE_
     assert (tmp_path / "work" / "seen").read_text() == "large"
 
 
+def test_of_several_equal_places_only_the_one_that_is_too_small_is_left_out(
+    data: Data, tmp_path: Path
+) -> None:
+    job = make_job(tmp_path, tmp_path / "work")
+    write_job(job, data)
+    program = """
+import os, pathlib, sys, time
+if os.environ["WORLD_SIZE"] == "3":
+    sys.exit(71) if os.environ["RANK"] == "1" else time.sleep(60)
+pathlib.Path(sys.argv[1]).with_name("seen").write_text(os.environ["WORLD_SIZE"])
+"""
+    train(job, ONE * 3, lambda _: None, python("-c", program))
+    assert (tmp_path / "work" / "seen").read_text() == "2"
+
+
 def test_a_process_that_fails_ends_the_training_with_its_words(data: Data, tmp_path: Path) -> None:
     job = make_job(tmp_path, tmp_path / "work")
     write_job(job, data)

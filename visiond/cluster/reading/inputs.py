@@ -74,6 +74,11 @@ class InputListing:
         self._recursive, self._kinds = config.inbox[0].recursive, config.inbox[0].unpack
         self.column, self._given = column, source
         self.source = source if is_url(source) else os.path.abspath(os.path.expanduser(source))
+        self._host = "/".join(self.source.split("/")[:3]) if is_url(self.source) else ""
+        if WILD.search(self._host) and not self._host.startswith("http"):
+            raise WrongArgument(
+                f"{source} has a wildcard in the name of its bucket; name one bucket, as in s3://photos/*.jpg."
+            )
         self.is_list = self.source.endswith(LISTS)
         self._wild = not self.is_list and self._has_pattern()
         self.root = self._find_root()
@@ -93,7 +98,7 @@ class InputListing:
         if self.is_list:
             return ""
         if self._wild:
-            start = WILD.search(self.source)
+            start = WILD.search(self.source, len(self._host))
             assert start
             return self.source[: start.start()].rpartition("/")[0]
         if self.source.endswith(TAR) or (not is_url(self.source) and os.path.isfile(self.source)):
