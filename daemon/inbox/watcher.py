@@ -195,7 +195,7 @@ class Watcher:
         began_at, chunks = folder.marker, self._walk(folder, subtree)
         times, folder.handled = (time.monotonic(), time.time()), set()
         while (found := await folder.in_thread(next, chunks, None)) is not None:
-            await self._take_up(folder, found, times, is_missed=is_missed)
+            await self._admit_chunk(folder, found, times, is_missed=is_missed)
             times, folder.handled = (time.monotonic(), time.time()), set()
         folder.handled = None
         if not subtree:
@@ -204,7 +204,7 @@ class Watcher:
             folder.note_scan(started)
             self._metrics.scanned(folder.label, folder.scan_seconds)
 
-    async def _take_up(
+    async def _admit_chunk(
         self, folder: Folder, found: list[File], times: tuple[float, float], *, is_missed: bool
     ) -> None:
         """Admit what is whole and new of a chunk of a scan. times: as of `_whole`. is_missed: whether events should have told

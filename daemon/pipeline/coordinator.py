@@ -4,11 +4,14 @@ ledger and hands out jobs; schedule.py knows who has which. A station (station.p
     here 1     watch, admit   a file is complete (inbox/watcher.py), or was in another (unpacking/): it gets a row
     here 2     next_jobs      a station asks for jobs
     station 1  _feed          their bytes come into shared memory, known results from the ledger
-    station 2  lane, advance  a batch (workers/lane.py) runs through the stages of a worker (workers/chain.py)
-    station 3  _pass_on       to the next segment, or to the end
+    station 2  advance        after a batch (Lane.run in workers/lane.py) has run through the stages of a worker
+    station 3  _route         to the next segment, or to the end
     station 4  _finish        the result is committed (here 3: end): from now on it is durable
     station 4  _publish       sidecar, bin and source: results/destinations.py
     here 4     confirm        all of that is on the disk; results/outbox.py takes it on to the sinks
+
+A worker dies:           Worker.abandon, Lane._work, Station.try_again, and for an image alone Lane._isolate, Station.suspect
+A disk is full or fails: the call is repeated until it succeeds (system/retry.py): Ledger.insist, Station._publish
 
 Every step is bounded: a station asks for jobs when it has room for their bytes, and forms a batch only when a
 worker has a free slot. So the slowest GPU limits how fast files are read, and the number of files costs no
@@ -346,7 +349,7 @@ class Pipeline:
         return images
 
     def _note_owed(self, entries: Sequence[Entry]) -> None:
-        self._note_finished(entries)
+        self._count_ended(entries)
         inboxes = {entry.job.inbox for entry in entries if entry.is_owed}
         self.publisher.expect(inboxes)
         self._recovered -= inboxes
@@ -366,7 +369,7 @@ class Pipeline:
             for group in groups:
                 images = [ending.job.id for ending in group.endings]
                 if is_sure:
-                    self._note_finished(self.schedule.confirm(images))
+                    self._count_ended(self.schedule.confirm(images))
                 else:
                     self._note_owed(self.schedule.owe(images))
                 if group.confirmed:
@@ -375,7 +378,7 @@ class Pipeline:
                 look.desk.wake()
             self.wake()
 
-    def _note_finished(self, entries: Sequence[Entry]) -> None:
+    def _count_ended(self, entries: Sequence[Entry]) -> None:
         """Count these in the metrics, and log why there is no result."""
         endings = [(entry.ending, entry.is_newest) for entry in entries if entry.ending]
         lasting = [e for e, is_newest in endings if is_newest or e.status is JobStatus.PENDING]

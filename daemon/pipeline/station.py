@@ -200,28 +200,28 @@ class Station:
                     if size > self.slab.size:
                         attempt.failure = self._describe_too_large(size)
                     elif (extent := self.slab.try_reserve(size)) is None:
-                        await self._share_out(group, reading)
+                        await self._read_all(group, reading)
                         group = []
                         attempt.extent = await self.slab.reserve(size)
                     else:
                         attempt.extent = extent
                     group.append(attempt)
-                await self._share_out(group, reading)
+                await self._read_all(group, reading)
 
     def _describe_too_large(self, size: int) -> Failure:
         problem = f"{size} bytes are more than slab_bytes = {self.slab.size}"
         fix = f"{advise(f'slab_bytes = {size}')}; this much shared memory is reserved for images"
         return Failure(Reason.BYTES, f"{problem}. {fix}")
 
-    async def _share_out(self, attempts: list[Attempt], reading: anyio.abc.TaskGroup) -> None:
+    async def _read_all(self, attempts: list[Attempt], reading: anyio.abc.TaskGroup) -> None:
         """Take up the jobs. Those of a store are read beside the others, as it may answer late."""
         for inbox in {attempt.job.inbox for attempt in attempts} & self._remote:
             group = [attempt for attempt in attempts if attempt.job.inbox == inbox]
             if await self._find_room(inbox):
-                reading.start_soon(self._take_up_remote, group)
+                reading.start_soon(self._read_remote, group)
             else:
                 await self._give_back(inbox, group)
-        await self._take_up([attempt for attempt in attempts if attempt.job.inbox not in self._remote])
+        await self._read_group([attempt for attempt in attempts if attempt.job.inbox not in self._remote])
 
     async def _find_room(self, inbox: int) -> bool:
         """Wait until a group of this inbox can be read beside the others. False if its store does not answer:
@@ -242,20 +242,20 @@ class Station:
         why = f"the store has not answered for {silent:.0f} s"
         for attempt in attempts:
             attempt.failure = attempt.failure or Failure(Reason.UNREADABLE, why, transient=True, away=True)
-        await self._go_on(attempts, {})
+        await self._reuse_known(attempts, {})
 
-    async def _take_up_remote(self, attempts: list[Attempt]) -> None:
+    async def _read_remote(self, attempts: list[Attempt]) -> None:
         try:
-            await self._take_up(attempts)
+            await self._read_group(attempts)
         finally:
             self._reading.release()
 
-    async def _take_up(self, attempts: list[Attempt]) -> None:
+    async def _read_group(self, attempts: list[Attempt]) -> None:
         """Read and digest the files."""
         if not attempts:
             return
         wanted = [(attempt.job, attempt.extent) for attempt in attempts if attempt.extent]
-        await self._go_on(attempts, await self.retry.in_thread("inbox", self._read, wanted, self.slab))
+        await self._reuse_known(attempts, await self.retry.in_thread("inbox", self._read, wanted, self.slab))
 
     def _read_files(self, jobs: Sequence[tuple[Job, Extent]], slab: Slab) -> dict[int, Read]:
         """Each from the origin of its inbox. Runs in a thread. Raises OSError, as `Origin.read`."""
@@ -264,7 +264,7 @@ class Station:
             read |= self._origins[inbox].read([each for each in jobs if each[0].inbox == inbox], slab)
         return read
 
-    async def _go_on(self, attempts: list[Attempt], found: Mapping[int, Read]) -> None:
+    async def _reuse_known(self, attempts: list[Attempt], found: Mapping[int, Read]) -> None:
         """Take over results that the ledger already has, and queue the rest. found: of those that were read."""
         read = {a.job.id: found.get(a.job.id) or Read(failure=a.failure) for a in attempts}
         known = await self._coordinator.note_read(read)
@@ -277,7 +277,7 @@ class Station:
             self._tracer.read(attempts)
         for attempt in attempts:
             self._metrics.fed(attempt)
-            await self._pass_on(attempt)
+            await self._route(attempt)
 
     # 2. A worker runs each job through the stages of a segment,
     # in a batch with others: see daemon/workers/lane.py.
@@ -303,7 +303,7 @@ class Station:
         attempt.failure = Failure(
             reason, f"{deaths} workers died while they ran only this image: {loss.cause}"
         )
-        await self._pass_on(attempt)
+        await self._route(attempt)
 
     async def advance(self, lane: Lane, device: str, attempts: Sequence[Attempt], reply: Reply) -> None:
         """Take over a worker's reply."""
@@ -322,11 +322,11 @@ class Station:
         if onward:  # after a crash, work resumes at the next segment
             await self._coordinator.keep(onward)
         for attempt in attempts:
-            await self._pass_on(attempt)
+            await self._route(attempt)
 
     # 3. It goes on to the next segment, or it is finished.
 
-    async def _pass_on(self, attempt: Attempt) -> None:
+    async def _route(self, attempt: Attempt) -> None:
         if lane := self._next_lane(attempt):
             await self._queue(lane, attempt, suspect=bool(attempt.job.deaths))
         else:
