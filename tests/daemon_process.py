@@ -38,7 +38,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests import checker
 from tests.forked import ENVIRONMENT, TOKEN, TOKEN_BYTES, Forked, run_forked
-from tests.forking import PAUSES
+from tests.forking import CHILDREN_PATH, PAUSES
 
 STAGES = ("ocr", "yolo", "clip", "blip")
 PATIENCE = float(os.environ.get("VISIOND_PATIENCE") or 60.0)  # seconds after which a test gives up
@@ -410,7 +410,7 @@ class Gate:
         self._sold = itertools.count()
         (folder / "gate").mkdir()
         (folder / "gate" / "sitecustomize.py").write_text(GATE.replace("FOLDER", repr(str(self._tickets))))
-        self.environment = {"PYTHONPATH": str(folder / "gate")}
+        self.environment = {CHILDREN_PATH: str(folder / "gate")}
         self.let_in(tickets)
 
     def let_in(self, workers: int = 1) -> None:
@@ -456,7 +456,7 @@ class Daemon:
 
         A daemon is forked from the tests' server, which has imported everything. It is a new Python instead where
         the start itself matters: with a prefix or stderr, with another PYTHONPATH than the tests have, or if the
-        test does not wait until it is ready.
+        test does not wait until it is ready, unless that is because of its children.
         """
         self.place = place
         self.notify = NotifySocket(place.folder / "notify")
@@ -464,12 +464,13 @@ class Daemon:
         told = ["run", *options, "--config", str(place.config)]
         changes = {TOKEN: place.token, "NOTIFY_SOCKET": str(self.notify.path)} | environment
         paths = [each.get("PYTHONPATH") for each in (ENVIRONMENT, {**os.environ, **environment})]
-        starts = not ready or prefix or stderr is not None or paths[0] != paths[1]
+        waits = ready or CHILDREN_PATH in environment
+        starts = not waits or prefix or stderr is not None or paths[0] != paths[1]
         self.process: subprocess.Popen[bytes] | Forked
         with self._log.open("wb") as log:
             if starts:
                 assert not supervisor, "only a forked daemon is put under one"
-                assert PAUSES not in environment, "only a forked daemon has them"
+                assert not environment.keys() & {PAUSES, CHILDREN_PATH}, "only a forked daemon has them"
                 self.process = subprocess.Popen(
                     [*prefix, sys.executable, "-P", "-m", "daemon", *told],
                     env={**os.environ, **changes},

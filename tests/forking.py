@@ -48,6 +48,7 @@ IMPORTED = [
     "uvloop",
 ]
 PAUSES = "VISIOND_TEST_PAUSES"  # in the environment of a daemon: as JSON, pauses of another length by module and name
+CHILDREN_PATH = "VISIOND_TEST_CHILDREN_PATH"  # in the same: PYTHONPATH of the processes that it starts
 REQUEST_BYTES = 1 << 18
 NUMBER = struct.Struct("i")  # how a report is sent: the process id, and at the end the exit status
 
@@ -156,9 +157,9 @@ def become(
     os.environ.clear()
     os.environ.update(environment)
     if hub := sys.modules.get("huggingface_hub.constants"):
-        importlib.reload(
-            hub
-        )  # such as the hub's address, which it reads from the environment when it is imported
+        importlib.reload(hub)  # it has read the hub's address from the environment
+    if CHILDREN_PATH in environment:
+        os.environ["PYTHONPATH"] = environment[CHILDREN_PATH]
     os.chdir(folder)
     sys.argv = [str(Path(sys.modules["daemon"].__path__[0], "__main__.py")), *arguments]
     for name, seconds in json.loads(environment.get(PAUSES, "{}")).items():

@@ -6,7 +6,8 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.daemon_process import Daemon, Place, counts_of
+from tests.daemon_process import Daemon, Place, counts_of, with_pauses
+from tests.forking import CHILDREN_PATH
 
 WRONG = "answers to known images are wrong"
 
@@ -14,9 +15,6 @@ WRONG = "answers to known images are wrong"
 # for another one. Other workers are started at once.
 BREAKABLE = """
 import os, sys
-if "run" in sys.orig_argv:
-    import daemon.workers.pool as pool
-    pool.BACKOFF_SECONDS = 0.01
 if "daemon.workers.child" in sys.orig_argv:
     import daemon.workers.canary as canary, stages.registry.fake as fake
     canary.PAUSE_SECONDS, canary.SHARE = 0, 1
@@ -35,7 +33,7 @@ def make_breakable(folder: Path, wrong: str = CONSTANT) -> tuple[Path, dict[str,
     site.mkdir()
     text = BREAKABLE.replace("FILE", repr(str(file))).replace("WRONG", wrong)
     (site / "sitecustomize.py").write_text(text)
-    return file, {"PYTHONPATH": str(site)}
+    return file, {CHILDREN_PATH: str(site), **with_pauses({"daemon.workers.pool.BACKOFF_SECONDS": 0.01})}
 
 
 def wait_for_a_look(daemon: Daemon) -> None:

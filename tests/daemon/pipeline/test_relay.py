@@ -11,6 +11,7 @@ import structlog
 
 from daemon.pipeline.relay import Relayed
 from tests.daemon_process import Daemon, Place
+from tests.forking import CHILDREN_PATH
 
 # Of both stations together less than the daemon keeps for a late reader (lines.MOST_BYTES), or it would drop some.
 IN_STATIONS = """
@@ -34,7 +35,7 @@ def test_lines_of_several_stations_are_whole_and_name_their_station(tmp_path: Pa
     (tmp_path / "sitecustomize.py").write_text(IN_STATIONS)
     place = Place(tmp_path, {"pipeline": {"stations": 2, "workers_per_device": 2}})
     stations = ("station 0", "station 1")
-    with Daemon(place, PYTHONPATH=str(place.folder)) as daemon:
+    with Daemon(place, **{CHILDREN_PATH: str(place.folder)}) as daemon:
         for station in stations:
             daemon.wait_event("station printed a traceback", station=station)
         assert daemon.stop() == 0
