@@ -191,11 +191,11 @@ class Watcher:
         if not subtree:
             folder.unread.begin_scan()
             folder.settling.overflowed = False  # this walk finds again what did not fit
-        is_missed = not (subtree or folder.polls) and folder.scanned_at > 0
+        is_first = not folder.scanned_at
         began_at, chunks = folder.marker, self._walk(folder, subtree)
         times, folder.handled = (time.monotonic(), time.time()), set()
         while (found := await folder.in_thread(next, chunks, None)) is not None:
-            await self._admit_chunk(folder, found, times, is_missed=is_missed)
+            await self._admit_chunk(folder, found, times, has_events=not (is_first or subtree))
             times, folder.handled = (time.monotonic(), time.time()), set()
         folder.handled = None
         if not subtree:
@@ -205,12 +205,12 @@ class Watcher:
             self._metrics.scanned(folder.label, folder.scan_seconds)
 
     async def _admit_chunk(
-        self, folder: Folder, found: list[File], times: tuple[float, float], *, is_missed: bool
+        self, folder: Folder, found: list[File], times: tuple[float, float], *, has_events: bool
     ) -> None:
-        """Admit what is whole and new of a chunk of a scan. times: as of `_whole`. is_missed: whether events should have told
-        of new files."""
+        """Admit what is whole and new of a chunk of a scan. times: as of `_whole`. has_events: whether events should have told
+        of new files, if the inbox has any."""
         whole = self._whole(folder, await self._find_unknown(folder, found), times)
-        if is_missed:
+        if has_events and not folder.polls:  # since this very scan, if its watches were too many
             self._count_missed(folder, whole)
         if whole:
             await self._admit(whole)

@@ -85,13 +85,11 @@ class Layout:
         cls,
         config: Config,
         leave_room: LeaveRoom = leave_all,
-        gpus: list[Gpu] | None = None,
         sharers: int = 1,
     ) -> Layout:
-        """leave_room: returns the GPUs with the memory that other workers of this daemon leave. gpus: None: as they
-        are now. sharers: as for `Host.here`. Raises ModelsUnusable, and ConfigError for an option or device that does
-        not exist."""
-        gpus = list_gpus() if gpus is None else gpus
+        """leave_room: returns the GPUs with the memory that other workers of this daemon leave. sharers: as for `Host.here`.
+        Raises ModelsUnusable, and ConfigError for an option or device that does not exist."""
+        gpus = list_gpus()
         short = describe_short(config, gpus)
         config = select_devices(choose_dtypes(config, gpus), gpus)
         specs = resolve_models(config, gpus)

@@ -89,7 +89,7 @@ def read_messages(channel: socket.socket) -> Iterator[Message]:
                 if length > PIECE + ENVELOPE:  # hostile bytes may have taken over the child
                     raise Torn
                 message = _decode(stream.read(length))
-            except (struct.error, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise Torn from error
             yield message
             if isinstance(message, AllRead):

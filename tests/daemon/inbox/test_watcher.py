@@ -304,6 +304,22 @@ async def test_files_count_as_missed_only_where_events_should_have_shown_them(
         assert found.metrics.value("visiond_reconcile_found_total") == missed
 
 
+async def test_files_of_a_scan_for_which_the_watches_run_out_do_not_count_as_missed(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Watcher, "_take_event", lambda *event: None)
+
+    def run_out(watcher: Watcher, folder: Folder, relative: bytes) -> None:
+        if relative:
+            watcher._fall_back(OSError(errno.ENOSPC, "No space left on device"))
+
+    async with watch(rescan_seconds=0.1, settle_seconds=0) as found:
+        monkeypatch.setattr(Watcher, "_watch", run_out)
+        found.write("folder/a.jpg")
+        await found.until(["folder/a.jpg"])
+        assert found.metrics.value("visiond_reconcile_found_total") == 0
+
+
 @pytest.mark.parametrize("first", ["scan", "event"])
 async def test_a_file_that_a_scan_finds_while_its_event_is_handled_does_not_count_as_missed(
     first: str, watch: Watch, monkeypatch: pytest.MonkeyPatch

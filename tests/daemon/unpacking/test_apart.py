@@ -382,3 +382,13 @@ def test_a_child_that_sends_nonsense_is_not_believed(sent: bytes, monkeypatch: p
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(Torn):
             list(read_messages(ours))
+
+
+def test_a_child_that_sends_lists_in_lists_is_not_believed() -> None:
+    body = b"\x92\xa4Link" + b"\x91" * 5000 + b"\xc0"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(LENGTH.pack(len(body)) + body)
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(Torn):
+            list(read_messages(ours))
