@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import json
 import os
@@ -255,9 +256,13 @@ def test_what_was_computed_before_a_signal_is_kept_and_the_same_command_goes_on(
     device = place.folder / "device"
     slow = {"device_file": str(device), "latency_per_image_seconds": 0.05}
     place.configure({"stages": {"yolo": {"batch_size": 1, "options": slow}}})
+    before = place.rows("SELECT COUNT(*) FROM result")
     with start_compare(place) as process:
         wait_for(device.exists, "the first image")
-        process.send_signal(signum)
+        with device.open("a") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)  # no other image gets the device
+            wait_for(lambda: place.rows("SELECT COUNT(*) FROM result") != before, "an answer in the ledger")
+            process.send_signal(signum)
         assert process.stdout
         found = json.loads(process.stdout.read())
     assert process.returncode == 128 + signum
