@@ -85,11 +85,13 @@ class Layout:
         cls,
         config: Config,
         leave_room: LeaveRoom = leave_all,
+        gpus: list[Gpu] | None = None,
         sharers: int = 1,
     ) -> Layout:
-        """leave_room: returns the GPUs with the memory that other workers of this daemon leave. sharers: as for `Host.here`.
-        Raises ModelsUnusable, and ConfigError for an option or device that does not exist."""
-        gpus = list_gpus()
+        """leave_room: returns the GPUs with the memory that other workers of this daemon leave. gpus: None: those of this
+        machine. sharers: as for `Host.here`. Raises ModelsUnusable, and ConfigError for an option or device that does not
+        exist."""
+        gpus = list_gpus() if gpus is None else gpus
         short = describe_short(config, gpus)
         config = select_devices(choose_dtypes(config, gpus), gpus)
         specs = resolve_models(config, gpus)

@@ -93,9 +93,7 @@ def find_settings(folder: Path, pipeline: dict[str, Any], **ocr: int) -> dict[st
         name: {"backend": "fake"} for name in ("ocr", "yolo", "clip", "blip")
     }
     stages["ocr"] |= ocr
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("daemon.layout.layout.list_gpus", lambda: [make_gpu("9.0")])
-        made = Layout.of(parse({"pipeline": pipeline, "stages": stages}, folder))
+    made = Layout.of(parse({"pipeline": pipeline, "stages": stages}, folder), gpus=[make_gpu("9.0")])
     [segment] = made.placement.segments
     setup, _ = made.set_up(segment, 0, 1 << 20)
     return {
