@@ -224,10 +224,7 @@ class Folder:
         self, endings: Sequence[Ending], reader: Reader, check_outputs: Callable[[], None]
     ) -> dict[int, Failure]:
         """See Watcher.find_hidden. Runs in a thread."""
-        hidden = {}
-        for ending in endings:
-            if ending.failure and (written := self._find_writer(ending.job, ending.failure)):
-                hidden[ending.job.id] = written
+        hidden = self._find_written(endings)
         gone = [ending.job for ending in endings if ending.status is JobStatus.GONE]
         if not gone:
             return hidden
@@ -235,22 +232,21 @@ class Folder:
         with contextlib.suppress(OSError):  # if that cannot be read, images below a mount wait
             unmounted = self.mounts - _mounts_below(self.root).keys()
         for job in gone:
-            why_moved = _trouble_of(check_outputs) if job.location else ""
-            if failure := self._find_away(job, why_moved, away, unmounted):
-                hidden[job.id] = failure
+            why = _trouble_of(check_outputs) if job.location else self._why_away(job, away, unmounted)
+            if why:
+                hidden[job.id] = Failure(Reason.UNREADABLE, why, transient=True, away=True)
+            elif not job.location and (seconds := self._seeks()):
+                hidden[job.id] = Failure(Reason.UNREADABLE, SOUGHT, transient=True, sought=seconds)
         return hidden
 
-    def _find_away(
-        self, job: Job, why_moved: str, away: OSError | None, unmounted: set[bytes]
-    ) -> Failure | None:
-        """Why the file of a job that is GONE may come back; None if it may not. why_moved: why this is so of one that was moved
-        out of the inbox."""
-        is_inside = not (job.location or self.origin.is_remote)
-        if why := str(away or self._why_hidden(job, unmounted)) if is_inside else why_moved:
-            return Failure(Reason.UNREADABLE, why, transient=True, away=True)
-        if not job.location and (seconds := self._seeks()):
-            return Failure(Reason.UNREADABLE, SOUGHT, transient=True, sought=seconds)
-        return None
+    def _find_written(self, endings: Sequence[Ending]) -> dict[int, Failure]:
+        """By image, the failures of files that are still being written."""
+        failures = [(e.job, e.failure) for e in endings if e.failure]
+        return {job.id: found for job, why in failures if (found := self._find_writer(job, why))}
+
+    def _why_away(self, job: Job, away: OSError | None, unmounted: set[bytes]) -> str:
+        """As `_why_hidden`. away: why the whole inbox is."""
+        return "" if self.origin.is_remote else str(away or self._why_hidden(job, unmounted))
 
     def _seeks(self) -> float:
         """While the first scan may still find a missing file under another name: seconds until the next look for it, which grow

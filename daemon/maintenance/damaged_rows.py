@@ -17,7 +17,7 @@ from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
 from daemon.ledger.rows import content_row, find_damaged, look_rows
 from daemon.ledger.statements import SQL, run_rows
-from daemon.maintenance.rebuild import keep_answers
+from daemon.maintenance.rebuild import keep_results
 from daemon.maintenance.sidecars import SidecarState, read_sidecar
 from daemon.results.destinations import Destination
 
@@ -143,7 +143,7 @@ class DamagedRows:
                 connection.execute(SQL["drop_result"], (sidecar.digest, by_model[model]))
             for name in sidecar.looks:
                 connection.execute(SQL["drop_look"], (sidecar.id, name))
-            keep_answers(connection, [sidecar], by_model)
+            keep_results(connection, [sidecar], by_model)
             run_rows(connection, "restore_look", look_rows(sidecar, by_model))
             numbers = msgspec.json.encode([by_model[model] for model in sidecar.models]).decode()
             models = numbers if sidecar.status is JobStatus.DONE else None

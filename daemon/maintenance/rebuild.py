@@ -157,7 +157,7 @@ def write(connection: sqlite3.Connection, records: Sequence[Record]) -> set[int]
     ordered = sorted(records, key=lambda record: record.finished_at or 0.0)
     used = {(m, msgspec.json.encode(m.provenance)): m for record in ordered for m in record.all_models()}
     numbers = {model: add_model(connection, model) for model in used.values()}
-    keep_answers(connection, records, numbers)
+    keep_results(connection, records, numbers)
     rows = [_job_row(record, numbers) for record in records]
     restored = {row[0] for row in run_rows(connection, "restore", rows)}
     looks = [row for r in records if r.id in restored for row in look_rows(r, numbers)]
@@ -166,7 +166,7 @@ def write(connection: sqlite3.Connection, records: Sequence[Record]) -> set[int]
     return restored
 
 
-def keep_answers(
+def keep_results(
     connection: sqlite3.Connection, records: Sequence[Record], numbers: Mapping[Model, int]
 ) -> None:
     """Store what the bytes of these records are, and what models say about them, unless the ledger has that. numbers: of the

@@ -25,9 +25,9 @@ def open_stations(
     metrics: Metrics,
     judge: Judge,
     destinations: Mapping[int, Destination],
-    bins: Iterable[str],
+    bins: Sequence[str],
     retry: Retry,
-) -> list[Station | RemoteStation]:
+) -> Sequence[Station | RemoteStation]:
     """None of them is started yet. bins: those that a rule has named before now. retry: of the coordinator."""
     config = layout.config
     for segment in layout.placement.segments:
@@ -47,7 +47,7 @@ def open_stations(
     for place, part in enumerate(parts):
         setup = describe(layout, f"station {place}", part, slab_bytes, destinations, bins)
         stations.append(RemoteStation(setup, metrics, stations))
-    return list(stations)
+    return stations
 
 
 def describe(

@@ -232,11 +232,12 @@ class Schedule:
         """All of it waits in the ledger."""
         self._looks.pop(look, None)
 
-    # Conditions of `take`. Each holds work back, and says nothing about the others.
+    # Conditions of `take`.
 
     def _is_free(self, entry: Entry, inboxes: Collection[int]) -> bool:
-        is_held = entry.job.inbox not in inboxes or entry.file in self._holders
-        return not is_held and self._is_within_limit(entry)
+        """Whether nothing holds it back. inboxes: those that answer, and do not rest."""
+        can_be_read = entry.job.inbox in inboxes and entry.file not in self._holders
+        return can_be_read and self._is_within_limit(entry)
 
     def _is_within_limit(self, entry: Entry) -> bool:
         if self.limit is None or entry.job.id in self._begun:
@@ -286,12 +287,12 @@ class Schedule:
         back = (read - failed.keys()) & self._absent.keys()
         for inbox in back:
             del self._absent[inbox]
-        away = {inbox: failed[inbox] for inbox in failed.keys() - self._absent.keys()}
+        away = {inbox: why for inbox, why in failed.items() if inbox not in self._absent}
         for inbox, why in failed.items():
             self._note_absence(inbox, why, now, was_read=inbox in read)
-        for inbox in self._absent.keys() & {inbox for inbox, _ in reads}:
-            if self._absent[inbox].is_tried:  # its images are gone, or to blame themselves: others are tried
-                self._absent[inbox].until, self._absent[inbox].is_tried = now, False
+        for absence in [self._absent[inbox] for inbox in {inbox for inbox, _ in reads} & self._absent.keys()]:
+            if absence.is_tried:  # its images are gone, or to blame themselves: others are tried
+                absence.until, absence.is_tried = now, False
         return Noted(away, back)
 
     def _note_absence(self, inbox: int, why: str, now: float, *, was_read: bool) -> None:

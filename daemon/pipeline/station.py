@@ -214,7 +214,7 @@ class Station:
         return Failure(Reason.BYTES, f"{problem}. {fix}")
 
     async def _read_all(self, attempts: list[Attempt], reading: anyio.abc.TaskGroup) -> None:
-        """Take up the jobs. Those of a store are read beside the others, as it may answer late."""
+        """Read the files of these jobs. Those of a store are read beside the others, as it may answer late."""
         for inbox in {attempt.job.inbox for attempt in attempts} & self._remote:
             group = [attempt for attempt in attempts if attempt.job.inbox == inbox]
             if await self._find_room(inbox):
