@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from io import IOBase
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -140,6 +142,21 @@ def frame(message: Any) -> bytes:
     """The message as sent over the socket: its length (32 bits, little endian), then its bytes."""
     body = msgspec.msgpack.encode(message)
     return LENGTH.pack(len(body)) + body
+
+
+def read_frame(stream: IOBase, longest: float = inf) -> bytes:
+    """The bytes of the next message from a stream that blocks. longest: in bytes.
+
+    Raises EOFError when the other side is gone, and msgspec.DecodeError if it is longer.
+    """
+    head = stream.read(LENGTH.size)
+    length = LENGTH.unpack(head)[0] if len(head) == LENGTH.size else 0
+    if length > longest:
+        raise msgspec.DecodeError(f"a message of {length} bytes")
+    body: bytes = stream.read(length)
+    if not body or len(body) < length:  # no message is empty
+        raise EOFError
+    return body
 
 
 # Event loops report a process that has died in many ways. Here they all become EOFError.

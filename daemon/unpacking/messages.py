@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import socket
-import struct
 from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import msgspec
 
-from daemon.core.messages import LENGTH
+from daemon.core.messages import read_frame
 
 PIECE = 1 << 20  # bytes of a member that are passed on together
 ENVELOPE = 64  # bytes of a message around its piece
@@ -85,11 +84,9 @@ def read_messages(channel: socket.socket) -> Iterator[Message]:
     with channel.makefile("rb") as stream:
         while True:
             try:
-                length = LENGTH.unpack(stream.read(LENGTH.size))[0]
-                if length > PIECE + ENVELOPE:  # hostile bytes may have taken over the child
-                    raise Torn
-                message = _decode(stream.read(length))
-            except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                # Hostile bytes may have taken over the child.
+                message = _decode(read_frame(stream, PIECE + ENVELOPE))
+            except (EOFError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise Torn from error
             yield message
             if isinstance(message, AllRead):

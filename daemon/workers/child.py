@@ -21,7 +21,6 @@ from typing import Any
 
 from daemon.core.errors import may_pass
 from daemon.core.messages import (
-    LENGTH,
     Batch,
     Beat,
     Farewell,
@@ -32,6 +31,7 @@ from daemon.core.messages import (
     ToWorker,
     decode_to_worker,
     frame,
+    read_frame,
 )
 from daemon.system.cores import bind
 from daemon.workers.canary import Canary
@@ -57,11 +57,7 @@ class Channel:
 
     def receive(self) -> ToWorker:
         """The next message. Raises EOFError when the daemon is gone."""
-        head = self._reader.read(LENGTH.size)
-        body = self._reader.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
-        if not body:
-            raise EOFError
-        return decode_to_worker(body)
+        return decode_to_worker(read_frame(self._reader))
 
 
 def main() -> None:
