@@ -21,6 +21,7 @@ from stages.weights.catalog import CATALOG
 from stages.weights.packs import list_packs
 from stages.weights.sets import SETS, choose_models, is_permissive, license_of
 from tests.daemon_process import PATIENCE, Place
+from tests.forked import run_forked
 from tests.stages.captioners import CAPTIONERS
 from tests.stages.checkpoints import DETECTORS, TOWERS
 from tests.stages.weights.hubs import serve
@@ -229,10 +230,8 @@ def test_what_works_only_without_the_models_is_named_and_the_configuration_stays
 
 
 def test_a_folder_without_settings_and_inbox_gets_settings(tmp_path: Path, sent: list[str]) -> None:
-    command = [sys.executable, "-P", "-m", "daemon", "setup", "--yes", "--quick"]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=2 * PATIENCE, check=False
-    )
+    command = ["setup", "--yes", "--quick"]
+    done = run_forked(command, tmp_path, os.environ, tmp_path / "said", 2 * PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "inbox does not exist" in done.stdout
     assert load(tmp_path / "daemon.toml").stages.blip.model == "blip-large"

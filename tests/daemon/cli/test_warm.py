@@ -7,12 +7,17 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 
+from daemon.cli.tuning import compile_missing
+from daemon.core.errors import KernelsMissing
 from daemon.system.gpus import list_gpus
+from daemon.workers import kernels
+from daemon.workers.compiler import CompileProgress
 
 without_gpu = pytest.mark.skipif(bool(list_gpus()), reason="this machine has a GPU")
 FAKES = "".join(f'[stages.{name}]\nbackend = "fake"\n' for name in ("ocr", "yolo", "clip", "blip"))
@@ -34,16 +39,14 @@ def on_one_core() -> Iterator[None]:
         os.sched_setaffinity(0, cores)
 
 
-def warm(
-    folder: Path, config: str, *options: str, changes: Mapping[str, str] | None = None
-) -> tuple[int, str, str]:
+def warm(folder: Path, config: str, *options: str) -> tuple[int, str, str]:
     (folder / "daemon.toml").write_text(config)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     with on_one_core():
         ended = subprocess.run(
             [sys.executable, "-m", "daemon", "warm", *options],
             cwd=folder,
-            env=environment | (changes or {}),
+            env=environment,
             capture_output=True,
             text=True,
         )
@@ -92,13 +95,19 @@ def test_kernels_are_compiled_without_a_gpu(tmp_path: Path) -> None:
     assert len(made) == 2
 
 
-def test_a_kernel_that_cannot_be_compiled_ends_with_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "ptxas").write_text(
-        "#!/bin/sh\necho 'Cuda compilation tools, release 12.8, V12.8.93'\n[ $# = 1 ]\n"
-    )
-    (tmp_path / "ptxas").chmod(0o755)
-    compilers = dict.fromkeys(("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH"), str(tmp_path / "ptxas"))
-    status, text, errors = warm(tmp_path, YOLO, "--gpu", "9.0", changes=compilers)
-    assert (status, text) == (os.EX_UNAVAILABLE, "")
-    assert "visiond: 0 of 2 GPU kernels are compiled" in errors
-    assert "apt install gcc python3-dev" in errors
+def test_a_kernel_that_cannot_be_compiled_ends_with_an_error_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.asynccontextmanager
+    async def compiling(*_: object, **__: object) -> AsyncIterator[AsyncIterator[CompileProgress]]:
+        async def steps() -> AsyncIterator[CompileProgress]:
+            yield CompileProgress(0, 2, "ptxas failed")
+
+        yield steps()
+
+    monkeypatch.setattr(kernels, "compiling", compiling)
+    with pytest.raises(KernelsMissing) as error:
+        anyio.run(compile_missing, tmp_path / "kernels", [])
+    assert error.value.exit_status == os.EX_UNAVAILABLE
+    assert str(error.value).startswith("0 of 2 GPU kernels are compiled. The first problem: ptxas failed")
+    assert "apt install gcc python3-dev" in str(error.value)

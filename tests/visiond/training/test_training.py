@@ -41,6 +41,7 @@ from tests.visiond.training.labelled import (
     make_job,
     train_now,
 )
+from visiond.training import run
 from visiond.training.command import forget
 from visiond.training.data import Data, read_file
 from visiond.training.detector import DetectorLearner
@@ -356,20 +357,26 @@ def test_a_process_that_fails_ends_the_training_with_its_words(data: Data, tmp_p
 
 
 def test_a_model_whose_kernels_are_not_deterministic_is_refused_with_a_sentence(
-    data: Data, tmp_path: Path
+    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_job(tmp_path, tmp_path / "work")
     settings = msgspec.structs.replace(job.settings, deterministic=True)
     write_job(msgspec.structs.replace(job, settings=settings), data)
-    program = """
-import torch
-from visiond.training import run
-run.LEARNERS = {"detector": lambda *_: torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))}
-run.main()
-"""
-    sentence = "put_ does not have a deterministic implementation: train this model without --deterministic."
-    with pytest.raises(TrainingFailed, match=sentence):
-        train(job, ONE, lambda _: None, python("-c", program))
+    left = list[object]()
+    monkeypatch.setattr(
+        run, "LEARNERS", {"detector": lambda *_: torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))}
+    )
+    monkeypatch.setattr(run, "_leave", lambda *how: left.extend(how))
+    monkeypatch.setattr("sys.argv", ["", job.work + "/job.json"])
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # and as it was at the end
+    try:
+        run.main()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert left == [
+        "put_ does not have a deterministic implementation: train this model without --deterministic.",
+        1,
+    ]
 
 
 def test_a_folder_that_a_training_has_replaced_is_not_called_altered(tmp_path: Path) -> None:
