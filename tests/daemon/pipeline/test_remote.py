@@ -44,7 +44,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> list[Place]:
 
 def publish(folder: Path, stations: int) -> Place:
     place = Place(folder, settings(stations, output={"sinks": ["jsonl"]}))
-    place.drop_many(range(300))
+    place.drop_many(range(100))
     place.drop("same.ppm", picture(0))
     place.drop("no picture.jpg", b"not one")
     assert place.run_once().returncode == 1
@@ -54,7 +54,7 @@ def publish(folder: Path, stations: int) -> Place:
 def test_two_stations_publish_what_one_does(places: list[Place]) -> None:
     documents = []
     for place in places:
-        place.assert_kept(DONE=301, FAILED=1)
+        place.assert_kept(DONE=101, FAILED=1)
         documents.append({path: place.sidecar(path)["caption"] for path in ("00007.ppm", "same.ppm")})
     assert documents[0] == documents[1]
 
@@ -67,11 +67,11 @@ def test_two_stations_of_a_pipelined_placement_publish_what_one_does(tmp_path: P
     written = []
     for stations in (1, 2):
         place = Place(tmp_path / str(stations), {"pipeline": {"stations": stations, "segment": tables}})
-        place.drop_many(range(300))
+        place.drop_many(range(100))
         place.drop("no picture.jpg", b"not one")
         assert place.run_once().returncode == 1
-        place.assert_kept(DONE=300, FAILED=1)
-        names = [f"{number:05}.ppm" for number in range(300)]
+        place.assert_kept(DONE=100, FAILED=1)
+        names = [f"{number:05}.ppm" for number in range(100)]
         written.append([without_times(place.sidecar(name)) for name in names])
     assert written[0] == written[1]
 
@@ -93,12 +93,12 @@ def test_sidecars_of_equal_files_are_what_the_ledger_has(tmp_path: Path) -> None
 
 
 def test_the_checksums_that_stations_compute_are_those_that_a_reader_computes(places: list[Place]) -> None:
-    assert json.loads(places[1].command("verify", "--json").stdout)["counts"] == {"whole": 302}
+    assert json.loads(places[1].command("verify", "--json").stdout)["counts"] == {"whole": 102}
 
 
 def test_sinks_get_the_records_of_every_station(places: list[Place]) -> None:
     lines = Path(f"{places[1].site.results}.jsonl").read_bytes().splitlines()
-    assert len({json.loads(line)["source"]["path"] for line in lines}) == len(lines) == 301
+    assert len({json.loads(line)["source"]["path"] for line in lines}) == len(lines) == 101
 
 
 def test_a_slab_has_room_for_an_image_in_every_station(tmp_path: Path) -> None:
