@@ -84,7 +84,9 @@ def test_a_bundle_is_installed_without_an_index_and_a_package_with_another_diges
     assert list((tree / "opt/visiond/lib").glob("python*/site-packages/needed.py"))
 
 
-def test_a_download_that_breaks_off_keeps_what_it_has_and_leaves_nothing_else(tmp_path: Path) -> None:
+def test_if_an_index_lacks_a_package_it_is_named_with_what_to_type_and_what_came_is_kept(
+    tmp_path: Path,
+) -> None:
     index, folder = tmp_path / "index", tmp_path / "bundle"
     names = [f"package{number}" for number in range(AT_ONCE + 1)]
     lock = "".join(make_package(index, name=name) for name in names)
@@ -94,17 +96,10 @@ def test_a_download_that_breaks_off_keeps_what_it_has_and_leaves_nothing_else(tm
     failed = run(*words, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(index))
     assert failed.returncode == os.EX_CANTCREAT
     assert f"{AT_ONCE} of {AT_ONCE + 1} packages" in failed.stdout
+    assert f"No matching distribution found for {names[-1]}==1.0" in failed.stderr
+    assert "visiond bundle" in failed.stderr.splitlines()[-1]
     kept = [f"wheels/{name}-1.0-py3-none-any.whl" for name in names[:-1]]
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) == ["wheels", *kept]
-
-
-def test_an_index_that_lacks_a_package_is_named_with_what_to_type(tmp_path: Path) -> None:
-    wheel = make_wheel(tmp_path, "0.0.1", lock=make_package(tmp_path / "index"))
-    words = (sys.executable, "-m", "daemon.installing", "bundle", tmp_path / "bundle", "--wheel", wheel)
-    failed = run(*words, PIP_NO_INDEX="1")
-    assert failed.returncode == os.EX_CANTCREAT
-    assert "No matching distribution found for needed==1.0" in failed.stderr
-    assert "visiond bundle" in failed.stderr.splitlines()[-1]
 
 
 def test_its_script_is_for_any_shell() -> None:

@@ -16,7 +16,7 @@ from tests.daemon.server.browser import needs_chromium
 from tests.daemon_process import PATIENCE, Daemon, Place, free_port
 
 UNSEEN = 60_017  # a seed that no pack was trained on
-COUNT = 10
+COUNT = 7
 NEAR = 12  # pixels
 LOAD_SECONDS = 3 * PATIENCE  # the models, and all images, on a busy machine
 

@@ -26,6 +26,9 @@ from tests.daemon.workers.wrong_answers import FAULTS, black, fail
 from tests.daemon_process import picture
 
 PICTURES = len(draw_known(Limits()))
+SMALL = {
+    "ocr": {"options": {"max_side": 480, "map_side": 320}}
+}  # their texts can be read there too, in less time
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,7 +69,7 @@ def resolve(*stages: str, **settings: Any) -> list[StageSpec]:
 @cache
 def open_models(stage: str) -> tuple[Chain, Canary]:
     """A model of the pack, loaded once for all tests. Its canary knows its right answers."""
-    chain = open_chain(*resolve(stage))
+    chain = open_chain(*resolve(stage, **SMALL.get(stage, {})))
     canary = Canary(chain)
     assert canary.look() == {}
     return chain, canary
