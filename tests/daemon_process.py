@@ -211,12 +211,14 @@ class Place:
         self,
         *arguments: str | Path,
         prefix: Sequence[str] = (),
+        modules: str | Path = "",
         supervisor: str | Path = "",
         stdout: IO[bytes] | None = None,
         timeout: float = 2 * PATIENCE,
     ) -> subprocess.CompletedProcess[str]:
         """Run `visiond` with these arguments and this place's configuration until it ends.
-        prefix: a command that runs it. supervisor: the path of one that is asked about its system calls.
+        prefix: a command that runs it. modules: a folder with the user's own, which are imported once a configuration
+        names them. supervisor: the path of one that is asked about its system calls.
         stdout: where its standard output goes, if the test does not read it.
 
         With a prefix, or a terminal as its output, the command imports all that it needs. Otherwise it is forked from the
@@ -224,6 +226,7 @@ class Place:
         """
         told = [*map(str, arguments)]
         environment = {**os.environ, TOKEN: self.token, "VISIOND_CONFIG": str(self.config)}
+        environment |= {"PYTHONPATH": str(modules)} if modules else {}
         on_terminal = stdout is not None and stdout.isatty()  # whose size rich reads while it is imported
         if not prefix and not on_terminal:
             return run_forked(
@@ -248,9 +251,9 @@ class Place:
         )
 
     def run_once(
-        self, prefix: Sequence[str] = (), supervisor: str | Path = ""
+        self, prefix: Sequence[str] = (), modules: str | Path = "", supervisor: str | Path = ""
     ) -> subprocess.CompletedProcess[str]:
-        return self.command("run", "--once", prefix=prefix, supervisor=supervisor)
+        return self.command("run", "--once", prefix=prefix, modules=modules, supervisor=supervisor)
 
     def judge(self, *, finished: bool = True, deleted: frozenset[bytes] = frozenset()) -> checker.Verdict:
         """The independent checker's verdict and, as the models are fakes,

@@ -36,6 +36,7 @@ IMPORTED = [
     "daemon.terminal.control",
     "daemon.maintenance.rebuild",
     "daemon.results.folder_locks",
+    "daemon.server.page.process",
     "daemon.service.lifecycle",
     "daemon.core.sidecar",
     "daemon.system.stray",
@@ -154,6 +155,8 @@ def become(
         value = os.fsencode(environment[token])
         assert len(value) == len(os.environ[token])
         ctypes.memmove(find(os.fsencode(token)), value, len(value))
+    if (modules := environment.get("PYTHONPATH")) != os.environ.get("PYTHONPATH"):
+        sys.path[:0] = filter(None, (modules or "").split(os.pathsep))
     os.environ.clear()
     os.environ.update(environment)
     if hub := sys.modules.get("huggingface_hub.constants"):

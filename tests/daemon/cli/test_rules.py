@@ -26,7 +26,7 @@ def check(place: Place, rule: str, module: str = RULES) -> tuple[int, list[str]]
     """The exit status of `visiond check`, and its findings about the rule."""
     (place.folder / "my_rules.py").write_text(module)
     place.configure({"binning": {"rules": f"my_rules:{rule}"}})
-    checked = place.command("check", "--quick", "--json", prefix=["env", f"PYTHONPATH={place.folder}"])
+    checked = place.command("check", "--quick", "--json", modules=place.folder)
     return checked.returncode, [
         finding["text"] for finding in json.loads(checked.stdout) if "my_rules:" in finding["text"]
     ]

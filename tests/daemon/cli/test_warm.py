@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
@@ -18,6 +18,8 @@ from daemon.core.errors import KernelsMissing
 from daemon.system.gpus import list_gpus
 from daemon.workers import kernels
 from daemon.workers.compiler import CompileProgress
+from tests.daemon_process import PATIENCE
+from tests.forked import run_forked
 
 without_gpu = pytest.mark.skipif(bool(list_gpus()), reason="this machine has a GPU")
 FAKES = "".join(f'[stages.{name}]\nbackend = "fake"\n' for name in ("ocr", "yolo", "clip", "blip"))
@@ -28,28 +30,15 @@ YOLO = OCR.replace(
 )  # In float32 it has two kernels, and its libraries are imported the fastest.
 
 
-@contextlib.contextmanager
-def on_one_core() -> Iterator[None]:
-    """Processes that start meanwhile see a single core: `visiond warm` starts a process that imports torch for each core."""
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, [random.choice([*cores])])
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not interpreted."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
 def warm(folder: Path, config: str, *options: str) -> tuple[int, str, str]:
     (folder / "daemon.toml").write_text(config)
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    with on_one_core():
-        ended = subprocess.run(
-            [sys.executable, "-m", "daemon", "warm", *options],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
+    ended = run_forked(["warm", *options], folder, os.environ, folder / "told", 2 * PATIENCE)
     return ended.returncode, ended.stdout, ended.stderr
 
 
@@ -87,10 +76,13 @@ def test_a_gpu_that_is_no_compute_capability_is_refused(tmp_path: Path) -> None:
 
 
 def test_kernels_are_compiled_without_a_gpu(tmp_path: Path) -> None:
-    status, text, errors = warm(tmp_path, YOLO, "--gpu", "sm_90")
-    assert status == 0, errors
-    assert text.startswith("2 kernels for compute capability 9.0 compiled in ")
-    assert f"in {tmp_path / 'state' / 'kernels'}" in text
+    (tmp_path / "daemon.toml").write_text(YOLO)
+    core = random.choice([*os.sched_getaffinity(0)])  # on each, a process would import torch
+    command = ["taskset", "--cpu-list", str(core), sys.executable, "-m", "daemon", "warm", "--gpu", "sm_90"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("2 kernels for compute capability 9.0 compiled in ")
+    assert f"in {tmp_path / 'state' / 'kernels'}" in done.stdout
     made = sorted((tmp_path / "state" / "kernels").glob("*/*.cubin"))
     assert len(made) == 2
 

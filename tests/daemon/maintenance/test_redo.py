@@ -311,7 +311,7 @@ def test_images_that_a_new_rule_fails_stay_and_the_reason_is_one_line(tmp_path: 
     place = annotated(tmp_path, 3)
     (tmp_path / "rules.py").write_text("def choose(record):\n    return record['no such key']\n")
     place.configure({"binning": {"rules": "rules:choose"}})
-    done = place.command("redo", "--stale", prefix=["env", f"PYTHONPATH={tmp_path}"])
+    done = place.command("redo", "--stale", modules=tmp_path)
     assert (done.returncode, done.stdout) == (0, "0 images pending again\n")
     assert done.stderr.startswith(
         "3 images not queued: it would fail: rule: KeyError: 'no such key' (rules.py, line 2)"

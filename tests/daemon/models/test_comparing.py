@@ -9,8 +9,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -41,7 +39,8 @@ from daemon.server.answers import ANSWERS_BYTES
 from daemon.system.gpus import Gpu, Sensors
 from daemon.terminal import control
 from daemon.workers import pool
-from tests.daemon_process import TOKEN, Daemon, Place, picture, wait_for
+from tests.daemon_process import PATIENCE, TOKEN, Daemon, Place, picture, wait_for
+from tests.forked import Forked
 from tests.makers import admit, complete, done, make_record
 
 IMAGES = 40
@@ -63,11 +62,12 @@ def compare(place: Place, *arguments: str, stage: str = "yolo", salt: int = 1) -
     return found
 
 
-def start_compare(place: Place) -> subprocess.Popen[bytes]:
-    """Of YOLO, with salt 2."""
-    command = [sys.executable, "-P", "-m", "daemon", "compare", "--stage", "yolo", "--set", "options.salt=2"]
+def start_compare(place: Place) -> Forked:
+    """Of YOLO, with salt 2. What it prints is in the file `told`."""
+    command = ["compare", "--stage", "yolo", "--set", "options.salt=2", "--json"]
     environment = os.environ | {TOKEN: place.token, "VISIOND_CONFIG": str(place.config)}
-    return subprocess.Popen([*command, "--json"], env=environment, stdout=subprocess.PIPE)
+    with (place.folder / "told").open("wb") as told, (place.folder / "errors").open("wb") as errors:
+        return Forked(command, place.folder, environment, told, errors)
 
 
 def redo_with_the_new_settings(place: Place, stage: str, images: int) -> float:
@@ -257,15 +257,14 @@ def test_what_was_computed_before_a_signal_is_kept_and_the_same_command_goes_on(
     slow = {"device_file": str(device), "latency_per_image_seconds": 0.05}
     place.configure({"stages": {"yolo": {"batch_size": 1, "options": slow}}})
     before = place.rows("SELECT COUNT(*) FROM result")
-    with start_compare(place) as process:
-        wait_for(device.exists, "the first image")
-        with device.open("a") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)  # no other image gets the device
-            wait_for(lambda: place.rows("SELECT COUNT(*) FROM result") != before, "an answer in the ledger")
-            process.send_signal(signum)
-        assert process.stdout
-        found = json.loads(process.stdout.read())
-    assert process.returncode == 128 + signum
+    process = start_compare(place)
+    wait_for(device.exists, "the first image")
+    with device.open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # no other image gets the device
+        wait_for(lambda: place.rows("SELECT COUNT(*) FROM result") != before, "an answer in the ledger")
+        process.send_signal(signum)
+    assert process.wait(PATIENCE) == 128 + signum
+    found = json.loads((place.folder / "told").read_bytes())
     assert 0 < found["kept"] == found["compared"] < IMAGES
     assert found["left_out"] == {"the comparison was stopped first": IMAGES - found["kept"]}
     assert place.orphans() == []
@@ -280,9 +279,10 @@ def test_what_was_computed_before_a_kill_is_kept_and_the_same_command_goes_on(pl
         return int(place.rows("SELECT COUNT(*) FROM result")[0][0])
 
     before = count()
-    with start_compare(place) as process:
-        wait_for(lambda: count() > before, "the first answers in the ledger")
-        process.kill()
+    process = start_compare(place)
+    wait_for(lambda: count() > before, "the first answers in the ledger")
+    process.kill()
+    process.wait(PATIENCE)
     kept = count() - before
     assert 0 < kept < IMAGES
     assert place.orphans() == []
@@ -415,9 +415,8 @@ def test_a_page_that_cannot_be_written_in_the_end_costs_no_answer(place: Place) 
     assert json.loads(told.stdout)["kept"] == IMAGES
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
+def test_what_cannot_be_compared_is_refused_with_a_sentence(place: Place) -> None:
+    for arguments, sentence in (
         (["--stage", "yolo"], "Name what is new: --model MODEL, or --set KEY=VALUE."),
         (["--stage", "yolo", "--set", "dtype"], "--set dtype has no value"),
         (["--stage", "yolo", "--set", "backend=fake"], "are of this model and these settings already"),
@@ -427,14 +426,10 @@ def test_a_page_that_cannot_be_written_in_the_end_costs_no_answer(place: Place) 
         ),
         (["--stage", "classifier", "--set", "backend=fake"], "classifier is not among the stages"),
         (["--stage", "nope", "--set", "backend=fake"], "nope is not among the stages of [pipeline]: ocr,"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused_with_a_sentence(
-    place: Place, arguments: list[str], sentence: str
-) -> None:
-    told = place.command("compare", *arguments)
-    assert told.returncode != 0
-    assert sentence in told.stderr
+    ):
+        told = place.command("compare", *arguments)
+        assert told.returncode != 0
+        assert sentence in told.stderr
 
 
 @pytest.mark.anyio

@@ -189,7 +189,7 @@ def test_a_users_function_chooses_the_images(make_place: MakePlace) -> None:
     (place.folder / "chooser.py").write_text(
         "def choose(record):\n    return record['objects']['count'] > 3 and record['bin']['name'] != 'A'\n"
     )
-    assert place.run_once(prefix=("env", f"PYTHONPATH={place.folder}")).returncode == 0
+    assert place.run_once(modules=place.folder).returncode == 0
     wanted = {
         path for path, d in sidecars(place).items() if d["objects"]["count"] > 3 and d["bin"]["name"] != "A"
     }

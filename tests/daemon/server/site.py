@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import signal
-import subprocess
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-from stages.contract import processes
 from tests.daemon.search.place import Place
+from tests.daemon_process import wait_for
+from tests.forked import Forked
 
 CONFIG = """
 [[inbox]]
@@ -35,23 +36,17 @@ class Site:
         self.place = Place(folder / "state")
         config = folder / "daemon.toml"
         config.write_text(CONFIG + settings)
-        command = processes.python(
-            "-m", "daemon", "page", "--config", str(config), "--listen", "127.0.0.1:0", *options
-        )
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, env=processes.environment({"PYTHONUNBUFFERED": "1"}), text=True
-        )
-        assert self.process.stdout
-        found = re.match(r"http://[\d.]+:(\d+)", self.process.stdout.readline())
-        assert found
+        command = ["page", "--config", str(config), "--listen", "127.0.0.1:0", *options]
+        said = folder / "said"
+        with said.open("wb") as output, (folder / "errors").open("wb") as errors:
+            self.process = Forked(command, Path.cwd(), os.environ, output, errors)
+        found = wait_for(lambda: re.match(r"http://[\d.]+:(\d+)", said.read_text()), "the page's address")
         self.port = int(found[1])
         self.token = ""
 
     def close(self) -> None:
         self.process.send_signal(signal.SIGINT)
         assert self.process.wait(30) == 0
-        assert self.process.stdout
-        self.process.stdout.close()
         self.place.close()
 
     def ask(
