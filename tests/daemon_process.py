@@ -212,13 +212,15 @@ class Place:
         *arguments: str | Path,
         prefix: Sequence[str] = (),
         modules: str | Path = "",
+        plugins: str | Path = "",
         supervisor: str | Path = "",
         stdout: IO[bytes] | None = None,
         timeout: float = 2 * PATIENCE,
     ) -> subprocess.CompletedProcess[str]:
         """Run `visiond` with these arguments and this place's configuration until it ends.
         prefix: a command that runs it. modules: a folder with the user's own, which are imported once a configuration
-        names them. supervisor: the path of one that is asked about its system calls.
+        names them. plugins: a folder in which some are installed.
+        supervisor: the path of one that is asked about its system calls.
         stdout: where its standard output goes, if the test does not read it.
 
         With a prefix, or a terminal as its output, the command imports all that it needs. Otherwise it is forked from the
@@ -226,7 +228,7 @@ class Place:
         """
         told = [*map(str, arguments)]
         environment = {**os.environ, TOKEN: self.token, "VISIOND_CONFIG": str(self.config)}
-        environment |= {"PYTHONPATH": str(modules)} if modules else {}
+        environment |= {"PYTHONPATH": str(modules or plugins)} if modules or plugins else {}
         on_terminal = stdout is not None and stdout.isatty()  # whose size rich reads while it is imported
         if not prefix and not on_terminal:
             return run_forked(
@@ -237,6 +239,7 @@ class Place:
                 timeout,
                 stdout,
                 supervisor,
+                plugins,
             )
         assert not supervisor, "only a forked command is put under a supervisor without its prefix"
         return subprocess.run(

@@ -44,7 +44,9 @@ class Forked:
         *,
         session: bool = False,
         supervisor: str | Path = "",
+        plugins: str | Path = "",
     ) -> None:
+        """plugins: a folder in which some are installed; they are imported by a server of their own."""
         self.args = ["visiond", *arguments]
         self.returncode: int | None = None
         self._reports, report = os.pipe()
@@ -59,7 +61,8 @@ class Forked:
         with open(os.devnull, "rb") as stdin:
             streams = [stdin.fileno(), stdout.fileno(), stderr.fileno(), report]
             with_models = arguments[0] == "setup" or tuple(arguments[:2]) in OPENING
-            socket.send_fds(_server(with_models=with_models), [json.dumps(request).encode()], streams)
+            server = _server(with_models=with_models, plugins=str(plugins))
+            socket.send_fds(server, [json.dumps(request).encode()], streams)
         os.close(report)
         self.pid = self._read_report()
 
@@ -108,6 +111,7 @@ def run_forked(
     timeout: float,
     stdout: IO[bytes] | None = None,
     supervisor: str | Path = "",
+    plugins: str | Path = "",
 ) -> subprocess.CompletedProcess[str]:
     """`visiond` with these arguments in a folder, until it ends. output: a path for its output, which is removed
     afterwards. stdout: where its standard output goes instead.
@@ -118,7 +122,7 @@ def run_forked(
     with contextlib.ExitStack() as stack:
         streams = {name: stack.enter_context(file.open("wb")) for name, file in files.items()}
         outputs = stdout or streams["stdout"], streams["stderr"]
-        process = Forked(arguments, folder, environment, *outputs, supervisor=supervisor)
+        process = Forked(arguments, folder, environment, *outputs, supervisor=supervisor, plugins=plugins)
     try:
         status = process.wait(timeout)
     except subprocess.TimeoutExpired:
@@ -135,14 +139,14 @@ def run_forked(
 
 
 @functools.cache
-def _server(*, with_models: bool) -> socket.socket:
+def _server(*, with_models: bool, plugins: str) -> socket.socket:
     """A socket to the server, which ends when this process does."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     program = Path(__file__).with_name("forking.py")
     with its:
         server = subprocess.Popen(
             [sys.executable, "-P", program, str(its.fileno()), TOKEN, *(WITH_MODELS if with_models else ())],
-            env={**ENVIRONMENT, TOKEN: "0" * 2 * TOKEN_BYTES},
+            env={**ENVIRONMENT, TOKEN: "0" * 2 * TOKEN_BYTES} | ({"PYTHONPATH": plugins} if plugins else {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[its.fileno()],

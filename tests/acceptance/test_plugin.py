@@ -60,7 +60,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, site: Path) -> Place:
 
 
 def run(place: Place, site: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return place.command(*words, prefix=["env", f"PYTHONPATH={site}"])
+    return place.command(*words, plugins=site)
 
 
 def install(site: Path, name: str, stage: str, program: str) -> Path:
