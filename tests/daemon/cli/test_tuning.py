@@ -268,18 +268,6 @@ def test_auto_uses_what_was_measured(tuned: Tuned) -> None:
     assert planned["why"].startswith("`visiond tune` measured")
 
 
-def test_two_workers_are_chosen_where_they_are_twice_as_fast(tmp_path: Path) -> None:
-    place = make_place(tmp_path, batch=4)
-    done = tune(place, prefix=on_cores(2))
-    assert done.returncode == 0, done.stderr
-    best = profile_of(place).best
-    assert best
-    if len(os.sched_getaffinity(0)) > 1:
-        assert best.settings.workers == 2
-        # In so short a trial a pause of 0.2 s changes the rate by a quarter, but one worker cannot reach this.
-        assert best.images_per_second > 1.3 / IMAGE_SECONDS
-
-
 def test_batches_that_do_not_fit_are_left_and_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     place = make_place(
         tmp_path, batch=16, fail={"P6": "oom"}, oom_above=8, device_file=str(tmp_path / "device")

@@ -15,8 +15,6 @@ PASSED = {
     "the output of a command": "--config <(cat daemon.toml)",
     "a pipe": "--config /dev/stdin < <(cat daemon.toml)",
     "a file": "--config /dev/stdin < daemon.toml",
-    "another descriptor": "--config /proc/self/fd/7 7< <(cat daemon.toml)",
-    "a here-string": '--config /dev/stdin <<< "$(cat daemon.toml)"',
     "the variable": "7< <(cat daemon.toml)",
 }
 
