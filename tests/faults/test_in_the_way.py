@@ -23,15 +23,14 @@ def put(path: Path, thing: str = "file") -> Path:
     return path
 
 
-@pytest.mark.parametrize("thing", THINGS)
 @pytest.mark.parametrize(
-    ("settings", "where"),
+    ("settings", "where", "thing"),
     [
-        (MOVED, "done/d"),
-        (MOVED, "failed/d"),
-        ({"output": {"bins": "move"}}, "bins/A"),
-        ({"output": {"bins": "link"}}, "bins/A"),
-        (MOVED | {"output": {"bins": "copy"}}, "bins/A/d"),
+        *((MOVED, "done/d", thing) for thing in THINGS),
+        (MOVED, "failed/d", "file"),
+        *(({"output": {"bins": "move"}}, "bins/A", thing) for thing in THINGS),
+        ({"output": {"bins": "link"}}, "bins/A", "file"),
+        (MOVED | {"output": {"bins": "copy"}}, "bins/A/d", "file"),
     ],
 )
 def test_once_ends_with_74_and_names_what_is_in_the_way_and_the_next_run_does_the_rest(

@@ -352,8 +352,9 @@ def is_whole(place: Place) -> bool:
     return checked
 
 
-@pytest.mark.parametrize("on_success", ["keep", "move"])
-@pytest.mark.parametrize("damage", REPLACED)
+@pytest.mark.parametrize(
+    ("damage", "on_success"), [*((damage, "keep") for damage in REPLACED), ("a result", "move")]
+)
 def test_after_a_repair_a_damaged_version_that_was_replaced_is_no_damage(
     tmp_path: Path, damage: str, on_success: str
 ) -> None:
