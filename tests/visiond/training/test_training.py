@@ -55,6 +55,12 @@ pytestmark = pytest.mark.timeout(3 * PATIENCE)  # up to three trainings, each in
 SMALL = DETECTORS | TOWERS | {"blip": make_blip, "florence": make_florence}
 
 
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To draw the curves takes as long as a small training. Trainings in processes of their own do it."""
+    monkeypatch.setattr("visiond.training.card.draw_curves", lambda *_: None)
+
+
 def losses_of(work: Path) -> list[float]:
     return [entry["loss"] for entry in read_log(work / LOG) if "loss" in entry]
 
@@ -103,6 +109,7 @@ def test_a_detector_learns_labels_and_the_stage_takes_the_result(
     assert told.returncode == 0, told.stderr + told.stdout
     assert "on held-out images mAP" in told.stdout
     out = tmp_path / "mine"
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert f"`visiond compare --stage yolo --model {out}` shows" in told.stdout
     assert json.loads((out / "config.json").read_text())["id2label"] == {"0": "circle", "1": "tree"}
     card = (out / "README.md").read_text()
