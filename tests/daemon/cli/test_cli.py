@@ -17,7 +17,6 @@ import signal
 import socket
 import sqlite3
 import subprocess
-import sys
 import tempfile
 import urllib.request
 from pathlib import Path
@@ -31,8 +30,8 @@ from daemon.core.jobs import JobStatus
 from daemon.core.messages import Output
 from daemon.terminal.display import StandardError, show_record
 from stages.weights.packs import MINI
-from tests.daemon_process import PATIENCE, Daemon, Place, counts_of, free_port, picture
-from tests.forked import run_forked
+from tests.daemon_process import PATIENCE, Daemon, Place, counts_of, free_port, picture, wait_for
+from tests.forked import Forked, run_forked
 from tests.makers import make_outputs, make_record
 
 ESCAPE, OVERRIDE = "\x1b", "\u202e"
@@ -733,14 +732,11 @@ def test_the_demo_reports_new_images_and_processes_none_twice(tmp_path: Path) ->
 def test_the_demo_names_the_address_of_its_page_and_keeps_serving_it(tmp_path: Path, in_use: bool) -> None:
     port = free_port()
     place = Place(tmp_path / "demo", {"page": {"listen": f"127.0.0.1:{port}"}})
-    command = [sys.executable, "-P", "-m", "daemon", "demo", str(place.folder), "--count", "1", "--keep"]
-    with contextlib.ExitStack() as stack:
-        if in_use:
-            stack.enter_context(socket.create_server(("127.0.0.1", port)))
-        demo = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        assert demo.stdout
-        named = next(line for line in demo.stdout if line.startswith("http://"))
-        address = named.split()[0]
+    said, command = tmp_path / "said", ["demo", str(place.folder), "--count", "1", "--keep"]
+    with socket.create_server(("127.0.0.1", port)) if in_use else contextlib.nullcontext():
+        with said.open("wb") as output:
+            demo = Forked(command, tmp_path, os.environ, output, output)
+        address = wait_for(lambda: re.search(r"^(http://\S+)\s", said.read_text(), re.M), "the address")[1]
         assert (address == f"http://127.0.0.1:{port}") != in_use
         with urllib.request.urlopen(address, timeout=PATIENCE) as page:
             assert page.read().count(b'<article class="card">') == 3
