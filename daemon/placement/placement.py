@@ -97,7 +97,7 @@ class Placement:
     costs: Mapping[str, float] = field(default_factory=dict, compare=False)  # measured seconds, by stage
 
 
-def choose_batches(gpus: Sequence[Gpu], prefer: str = "throughput") -> Batches:
+def choose_batches(gpus: Sequence[Gpu], prefer: str) -> Batches:
     """Those with which the GPUs together are fastest, of those for which each has the memory. Without GPUs they are for a
     CPU. prefer: as in [pipeline]."""
     if prefer == "latency":

@@ -126,7 +126,7 @@ def test_memory_and_cores_bound_the_workers_on_a_gpu(
 def test_a_card_with_little_memory_has_the_workers_that_were_measured(mebibytes: int, workers: int) -> None:
     weights = {"ocr": 40 << 20, "yolo": 10 << 20, "clip": 300 << 20, "blip": 620 << 20}
     gpus = make_gpus(mebibytes << 20)
-    [segment] = place(*gpus, weights=weights, batches=choose_batches(gpus)).segments
+    [segment] = place(*gpus, weights=weights, batches=choose_batches(gpus, "throughput")).segments
     assert len(segment.devices) == workers
 
 
@@ -144,15 +144,15 @@ def test_a_card_with_little_memory_has_the_workers_that_were_measured(mebibytes:
     ],
 )
 def test_batches_leave_room_for_workers(gibibytes: float, batches: Batches) -> None:
-    assert choose_batches(make_gpus(int(gibibytes * 2**30))) == batches
+    assert choose_batches(make_gpus(int(gibibytes * 2**30)), "throughput") == batches
 
 
 def test_a_gpu_with_little_memory_does_not_make_batches_smaller_than_it_must() -> None:
     """Others may use most of a large GPU."""
     large = 200 << 30
-    assert choose_batches(make_gpus(large, int(9.5 * 2**30))) == Batches(64, 64)
-    assert choose_batches(make_gpus(large, 5 << 30)) == Batches(64, 32)
-    assert choose_batches(make_gpus(large, 2 << 30)) == Batches(8, 8)
+    assert choose_batches(make_gpus(large, int(9.5 * 2**30)), "throughput") == Batches(64, 64)
+    assert choose_batches(make_gpus(large, 5 << 30), "throughput") == Batches(64, 32)
+    assert choose_batches(make_gpus(large, 2 << 30), "throughput") == Batches(8, 8)
 
 
 def spec(name: str, batch_size: int) -> StageSpec:
