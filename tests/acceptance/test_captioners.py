@@ -50,7 +50,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     assert isinstance(pixels, torch.Tensor)
     Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(folder / "a.png")
     place.drop("a.png", (folder / "a.png").read_bytes())
-    with Daemon(place, ready=False, PYTHONPATH=str(folder)) as daemon:  # the rule's module is there
+    environment = {"PYTHONPATH": str(folder)}  # the rule's module is there
+    with Daemon(place, ready=False, environment=environment) as daemon:
         daemon.wait_ready(5 * PATIENCE)
         daemon.wait_idle(1, 5 * PATIENCE)
         yield daemon

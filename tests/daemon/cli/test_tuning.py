@@ -24,7 +24,8 @@ from daemon.placement.placement import choose_batches
 from daemon.placement.profile import Profile, read_profile
 from daemon.placement.recorded import read_gpus
 from daemon.terminal.options import check_trackers
-from tests.daemon_process import TOKEN, Daemon, Place, wait_for
+from tests.daemon_process import Daemon, Place, wait_for
+from tests.forked import TOKEN
 
 pytestmark = pytest.mark.timeout(600)  # up to ten daemons, one after another
 

@@ -43,7 +43,7 @@ def warm(
         ended = subprocess.run(
             [sys.executable, "-m", "daemon", "warm", *options],
             cwd=folder,
-            env=environment | (changes or {}),
+            env={**environment, **(changes or {})},
             capture_output=True,
             text=True,
         )

@@ -219,7 +219,7 @@ def test_more_pixels_are_decoded_at_once_where_the_memory_of_all_threads_allows_
     assert size_groups([large, small], 10) == size_groups([small], 10) == size_groups([], 1) == 200_000_000
 
 
-def count_by(spread: str, *gpus: Gpu, **host: int) -> dict[str, int]:
+def count_by(spread: str, *gpus: Gpu, **host: Any) -> dict[str, int]:
     return Counter(place(*gpus, spread=spread, **host).segments[0].devices)
 
 
