@@ -73,7 +73,7 @@ install-test: wheel  ## install the wheel with all packages into a throwaway tre
 demo: $(STAMP)  ## process sample images and two photographs, and print a table; KEEP=1: then serve the page; MODELS=balanced: with models for real images
 	$(BIN)/visiond demo$(if $(MODELS), --models $(MODELS))$(if $(KEEP), --keep)
 
-# mypy uses one core for half a minute, and so it runs beside the first tests. If it fails, it runs again at the end: its
+# mypy uses one core for 40 s, and so it runs beside the first tests. If it fails, it runs again at the end: its
 # errors are the last thing on the screen. In a fresh clone one process imports all tests first, and so compiles all modules:
 # otherwise each of the test processes would compile them.
 test: lint  ## run ruff, mypy and all tests, five test files at a time (most tests wait for processes)

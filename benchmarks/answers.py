@@ -204,7 +204,8 @@ def match(theirs: Reference, ours: Objects) -> torch.Tensor:
     """IoU of each box of predict with each of ours [theirs, ours]; 0 for different labels."""
     boxes = torch.tensor([detection.box for detection in ours.detections]).reshape(-1, 4)
     same = [[label == detection.label for detection in ours.detections] for label in theirs.labels]
-    return box_iou(theirs.boxes, boxes) * torch.tensor(same).reshape(len(theirs.labels), len(boxes))
+    overlaps: torch.Tensor = box_iou(theirs.boxes, boxes)
+    return overlaps * torch.tensor(same).reshape(len(theirs.labels), len(boxes))
 
 
 if __name__ == "__main__":

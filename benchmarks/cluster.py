@@ -172,7 +172,7 @@ def rate_of(place: Path) -> float:
     columns = [pyarrow.parquet.read_table(file, columns=["finished_at"]).column(0) for file in files]
     times = sorted(moment.timestamp() for column in columns for moment in column.to_pylist())
     first, last = len(times) // 10, len(times) * 9 // 10
-    return (last - first) / (times[last] - times[first])
+    return float((last - first) / (times[last] - times[first]))
 
 
 def main() -> None:

@@ -295,9 +295,11 @@ def time_order(folder: Path, images: int) -> None:
                     f"asked again {statistics.median(kept):4.0f} ms"
                 )
         started, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        found = array("q", searcher.all_disagreeing(parse(""), "disagreement"))
+        ordered = array("q", searcher.all_disagreeing(parse(""), "disagreement"))
         more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
-        print(f"all {len(found):,} in order: {time.process_time() - started:.1f} s of CPU, {more:,} MiB more")
+        print(
+            f"all {len(ordered):,} in order: {time.process_time() - started:.1f} s of CPU, {more:,} MiB more"
+        )
         started = time.process_time()
         searcher.disagreeing(parse(""), "disagreement", 9 * images // 10)
         print(f"50 after the first {9 * images // 10:,}: {time.process_time() - started:.1f} s of CPU")

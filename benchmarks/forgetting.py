@@ -83,7 +83,7 @@ async def measure(folder: Path, rows: int, there: int, alone_seconds: float) -> 
         await real(*of)
         groups.append(time.perf_counter() - began)
 
-    forgetting._forget_some = timed
+    forgetting._forget_some = timed  # type: ignore[assignment]
     for beside in (False, True):
         waits: list[float] = []
         asking = asyncio.create_task(ask(ledger, waits, numbers))

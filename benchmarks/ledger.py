@@ -71,11 +71,12 @@ async def admit(ledger: Ledger, images: int) -> None:
 async def annotate(ledger: Ledger, jobs: list[Job]) -> None:
     """What a station asks of the ledger for a group of images."""
     digests = [hashlib.sha256(job.path).digest() for job in jobs]
-    await ledger.recall(list(zip(jobs, digests, strict=True)))
+    await ledger.recall({job.id: digest for job, digest in zip(jobs, digests, strict=True)})
     contents = [Content(digest, "JPEG", 64, 48, outputs=dict(OUTPUTS)) for digest in digests]
-    done = {"status": JobStatus.DONE, "at": time.time(), "attempts": 1, "bin": "A", "criteria": b"{}"}
-    pairs = zip(jobs, contents, strict=True)
-    await ledger.end([Ending(job, **done, content=content) for job, content in pairs])
+    now, pairs = time.time(), zip(jobs, contents, strict=True)
+    await ledger.end(
+        [Ending(job, JobStatus.DONE, now, 1, "A", b"{}", content=content) for job, content in pairs]
+    )
     await ledger.mark_emitted([Placed(job.id) for job in jobs])
 
 

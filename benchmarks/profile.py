@@ -14,7 +14,7 @@ import itertools
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -102,7 +102,7 @@ def measure_rate(chain: Chain, batches: Sequence[Batch], threads: int, seconds: 
 
 
 def print_stages(chain: Chain, batches: Sequence[Batch]) -> None:
-    spent = Counter[str]()
+    spent = defaultdict[str, float](float)
     for run in itertools.chain.from_iterable(chain.run(batch).runs for batch in batches):
         spent[run.stage] += run.seconds
     images = sum(len(batch.items) for batch in batches)
@@ -140,7 +140,7 @@ def print_memory(chain: Chain, batches: Sequence[Batch]) -> None:
         f"in use on the device {(total - free) >> 20:,}"
     )
     for stage in chain.stages:
-        del stage.run  # type: ignore[method-assign]
+        del stage.run
 
 
 def print_kernels(chain: Chain, batches: Sequence[Batch], top: int) -> None:
@@ -150,7 +150,7 @@ def print_kernels(chain: Chain, batches: Sequence[Batch], top: int) -> None:
         torch.cuda.synchronize()
     spent, calls = Counter[str](), Counter[str]()
     for event in profiler.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if event.device_type.name == "CUDA":
             spent[event.name] += event.device_time_total
             calls[event.name] += 1
     images = sum(len(batch.items) for batch in batches)

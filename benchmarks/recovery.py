@@ -14,8 +14,9 @@ from pathlib import Path
 
 from benchmarks.harness import read_options
 from daemon.config.loading import load
+from daemon.core.sidecar import sidecar_paths
 from daemon.maintenance import verify as recovery
-from daemon.results.destinations import sidecar_paths, write_sidecar
+from daemon.results.destinations import write_sidecar
 from daemon.terminal.progress import Progress
 from tests.makers import make_record
 
@@ -32,9 +33,7 @@ def measure(folder: Path, images: int) -> None:
         ("repair", recovery.repair),
     ):
         started = time.monotonic()
-        kinds = collections.Counter(
-            finding.kind for finding in work(config, Progress("sidecars", shown=False))
-        )
+        kinds = collections.Counter(finding.kind for finding in work(config, Progress("sidecars")))
         print(f"{what}: {dict(kinds)} in {time.monotonic() - started:.1f} s")
     print(f"the ledger has {os.path.getsize(config.state.path / 'ledger.sqlite') >> 20} MiB")
 

@@ -105,12 +105,12 @@ def draw_embeddings(
     """Unit vectors [count, DIM] in clusters around a common direction, as those of images are."""
     around = centers[source.integers(len(centers), size=count)]
     found = around + 0.6 * source.standard_normal((count, DIM), np.float32) / DIM**0.5
-    return (found / np.linalg.norm(found, axis=1, keepdims=True)).astype(np.float16)
+    return np.asarray(found / np.linalg.norm(found, axis=1, keepdims=True), np.float16)
 
 
 def draw_centers(source: np.random.Generator) -> NDArray[np.float32]:
     found = source.standard_normal((CENTERS, DIM), np.float32) + 1.5 * source.standard_normal(DIM, np.float32)
-    return found / np.linalg.norm(found, axis=1, keepdims=True)
+    return np.asarray(found / np.linalg.norm(found, axis=1, keepdims=True))
 
 
 def make_outputs(words: Words, embedding: NDArray[np.float16]) -> dict[str, Output]:

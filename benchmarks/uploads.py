@@ -127,7 +127,7 @@ def _family(pid: int) -> list[psutil.Process]:
 
 def _cpu_seconds(process: psutil.Process) -> float:
     times = process.cpu_times()
-    return times.user + times.system
+    return float(times.user + times.system)
 
 
 def _kind_of(process: psutil.Process) -> str:

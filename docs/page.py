@@ -69,7 +69,8 @@ def serving(demo: Path) -> Iterator[None]:
     """A daemon over the folder of the demo. Fails if another one has the address of its page."""
     with contextlib.suppress(urllib.error.URLError), urllib.request.urlopen(ADDRESS):
         sys.exit(f"something else answers at {ADDRESS}; stop it first")
-    command = [Path(sys.executable).with_name("visiond"), "run", "--config", demo / "daemon.toml"]
+    visiond = Path(sys.executable).with_name("visiond")
+    command = (visiond, "run", "--config", demo / "daemon.toml")
     daemon = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         last = time.monotonic() + START_SECONDS

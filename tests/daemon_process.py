@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Literal, TypeVar
 
 import anyio
 import pytest
@@ -39,6 +39,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests import checker
 from tests.forked import ENVIRONMENT, TOKEN, TOKEN_BYTES, Forked, run_forked
 from tests.forking import CHILDREN_PATH, PAUSES
+
+T = TypeVar("T")
 
 STAGES = ("ocr", "yolo", "clip", "blip")
 PATIENCE = float(os.environ.get("VISIOND_PATIENCE") or 60.0)  # seconds after which a test gives up
@@ -78,8 +80,9 @@ def seeded(seed: int | None = None) -> random.Random:
     return random.Random(chosen)
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout: float = PATIENCE) -> Any:
-    """Poll until the condition is true; returns its value. For changes that nothing signals."""
+def wait_for(condition: Callable[..., T | Literal[False] | None], what: str, timeout: float = PATIENCE) -> T:
+    """Poll until the condition is true; returns its value. For changes that nothing signals.
+    condition: it gets no arguments; one in a loop keeps the loop's variables as default values."""
     deadline = time.monotonic() + timeout
     pause = threading.Event()
     while not (value := condition()):
@@ -106,7 +109,7 @@ def meanwhile(step: Callable[[], object]) -> Iterator[None]:
         thread.join()
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[..., bool]) -> None:
     """As wait_for, without blocking the event loop."""
     with anyio.fail_after(PATIENCE):
         while not condition():  # noqa: ASYNC110 - it sends no word
@@ -163,7 +166,7 @@ class Place:
 
     def inbox(self, name: str = "") -> Path:
         table = next(table for table in self.settings["inbox"] if table.get("name", "") == name)
-        return self.folder / table["path"]
+        return Path(self.folder, table["path"])
 
     @property
     def site(self) -> checker.Site:
@@ -175,8 +178,11 @@ class Place:
             "bins": "none",
         }
         output |= self.settings.get("output", {})
-        folders = [self.folder / output[key] for key in ("results", "failed", "done", "bins_folder")]
-        return checker.Site(self.folder / "state" / "ledger.sqlite", *folders, bins_mode=output["bins"])
+        results, failed, done, bins = (
+            self.folder / output[key] for key in ("results", "failed", "done", "bins_folder")
+        )
+        ledger = self.folder / "state" / "ledger.sqlite"
+        return checker.Site(ledger, results, failed, done, bins, bins_mode=output["bins"])
 
     def drop(self, path: str | bytes, data: bytes, inbox: str = "") -> Path:
         """Add a file that appears whole, by rename, as a good uploader does."""
@@ -455,7 +461,7 @@ class Daemon:
         prefix: Sequence[str] = (),
         stderr: int | None = None,
         supervisor: str | Path = "",
-        **environment: str,
+        environment: Mapping[str, str] = {},
     ) -> None:
         """prefix: a command that replaces itself by the daemon.
         supervisor: the path of one that is asked about its system calls. stderr: a descriptor in place of the log's file.
@@ -468,7 +474,7 @@ class Daemon:
         self.notify = NotifySocket(place.folder / "notify")
         self._log = place.folder / f"log-{secrets.token_hex(4)}.jsonl"
         told = ["run", *options, "--config", str(place.config)]
-        changes = {TOKEN: place.token, "NOTIFY_SOCKET": str(self.notify.path)} | environment
+        changes = {TOKEN: place.token, "NOTIFY_SOCKET": str(self.notify.path), **environment}
         paths = [each.get("PYTHONPATH") for each in (ENVIRONMENT, {**os.environ, **environment})]
         waits = ready or CHILDREN_PATH in environment
         starts = not waits or prefix or stderr is not None or paths[0] != paths[1]
@@ -523,14 +529,14 @@ class Daemon:
         return self.wait_notice("READY=1", timeout)
 
     def wait_notice(self, text: str, timeout: float = PATIENCE) -> Notice:
-        notice = self.notify.wait(
+        notice: Notice | None = self.notify.wait(
             lambda notices: next((n for n in notices if n.text == text), None), timeout, self.alive
         )
         assert notice, f"no {text} from the daemon; its log:\n{self.log_text()[-6000:]}"
         return notice
 
     def wait_until(
-        self, condition: Callable[[dict[str, Any]], Any], what: str, timeout: float = PATIENCE
+        self, condition: Callable[..., Any], what: str, timeout: float = PATIENCE
     ) -> dict[str, Any]:
         """Ask for its status until the condition is true of it; returns that status."""
         status: dict[str, Any] = {}

@@ -52,18 +52,8 @@ def make_file(path: bytes = b"a.jpg", *, inbox: int = 1, regular: bool = True, *
 
 
 def make_job(path: bytes = b"a.jpg", *, version: Version = VERSION, **fields: Any) -> Job:
-    return Job(
-        **{
-            "id": 1,
-            "inbox": 1,
-            "path": path,
-            "location": b"",
-            "version": version,
-            "attempts": 0,
-            "seen_at": 1e9,
-        }
-        | fields
-    )
+    usual: dict[str, Any] = {"id": 1, "inbox": 1, "location": b"", "attempts": 0, "seen_at": 1e9}
+    return Job(path=path, version=version, **usual | fields)
 
 
 def make_outputs(variant: int = 3, stages: Iterable[str] = ORDER) -> dict[str, Output]:
@@ -120,7 +110,7 @@ def make_record(folder: Path, path: bytes = b"a.jpg", data: bytes | None = None,
     verdict = msgspec.json.encode(
         judge({name: o.payload for name, o in outputs.items()}, Thresholds()).criteria
     )
-    whole = {
+    whole: dict[str, Any] = {
         "id": 7,
         "inbox": 1,
         "inbox_path": os.fsencode(folder),

@@ -10,7 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.daemon_process import TOKEN, Daemon, Place
+from tests.daemon_process import Daemon, Place
+from tests.forked import TOKEN
 
 
 def describe(daemon: Daemon) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def test_a_forked_daemon_is_like_a_started_one(tmp_path: Path) -> None:
     found = []
     for name, environment in (("forked", {}), ("started", {"PYTHONPATH": ""})):
         (tmp_path / name).mkdir()
-        with Daemon(Place(tmp_path / name), **environment) as daemon:
+        with Daemon(Place(tmp_path / name), environment=environment) as daemon:
             found.append(describe(daemon))
             assert daemon.process.pid in daemon.place.processes()
             assert daemon.stop() == 0

@@ -53,7 +53,7 @@ def test_a_test_process_that_dies_in_its_last_file_fails_the_run_and_does_not_ha
     for number in range(3):
         (tmp_path / f"test_{number}.py").write_text("def test_passes():\n    pass\n")
     (tmp_path / "test_9.py").write_text(DIES)
-    command = [
+    command: list[str | Path] = [
         sys.executable,
         "-m",
         "pytest",

@@ -229,7 +229,7 @@ def describe_placement(settings: Config, models: Mapping[str, str], missing: Par
             weights[stage] = sum(part.size_bytes or 0 for part in missing[model])
         elif folder := find_pulled(model, settings.models.folder):
             weights[stage] = sum(file.stat().st_size for file in list_files(folder))
-    batches = choose_batches(used_gpus(selected, gpus))
+    batches = choose_batches(used_gpus(selected, gpus), selected.pipeline.prefer)
     return plan(selected, gpus, weights, Host.here(), batches).why
 
 

@@ -212,7 +212,7 @@ class Layout:
             stages=[spread_over(spread, spec) for spec in specs],
             slab_bytes=slab_bytes,
             threads=settings.threads_per_worker,
-            decoders=settings.decoders_per_worker or max(1, share),
+            decoders=settings.decoders_per_worker or share,
             limits=settings.limits(),
             cascade=self.config.binning.thresholds() if settings.mode == "cascade" else None,
             pipeline=self.config.stage_names,

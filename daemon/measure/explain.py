@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -89,8 +90,8 @@ def explain_other(config: Config, gpus: list[Gpu]) -> Explanation:
     sentences = [
         *_describe(placement, specs, gpus),
         *_prefer(config, specs),
-        f"That needs at least {workers * CORES_PER_WORKER} cores and {workers * WORKER_BYTES >> 30} GiB of the host's "
-        "memory; with less there are fewer workers.",
+        f"That needs at least {math.ceil(workers * CORES_PER_WORKER)} cores and {workers * WORKER_BYTES >> 30} GiB of "
+        "the host's memory; with less there are fewer workers.",
         f"Expected rate: not known; only memory was considered.{how}",
         *compare(gpus),
     ]

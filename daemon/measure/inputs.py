@@ -68,6 +68,7 @@ def measure_inputs(
         for turn in range(runs):
             progress(f"{named}: run {turn + 1} of {runs}")
             found.append(_run(place, files, repeat))
+            progress(f"{named}: {found[-1].steady.images_per_second:,.1f} images/s")
         progress(f"{named}: workers fed from memory")
         fed = [file for file in files if file.suffix != PDF]
         memory = measure_ceiling(place.prepare(place.drop), fed, memory_seconds or MEMORY_SECONDS)

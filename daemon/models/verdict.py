@@ -77,7 +77,7 @@ def _describe_cost(found: ModelComparison, prices: Prices) -> Iterator[str]:
     elif cost.hours is None:
         yield "What a redo would cost is not known: all answers of the sample were in the ledger already."
     else:
-        energy = "energy not known" if cost.kwh is None else f"{_round(cost.kwh)} kWh"
+        energy = "energy not known" if cost.kwh is None else _say_energy(cost.kwh)
         priced = f", price {price:,.2f}" if price is not None else ""
         devices = ", ".join(found.run.devices)
         yield (
@@ -158,5 +158,5 @@ def _say_time(hours: float) -> str:
     return f"{hours * 60:.1f} minutes" if hours * 60 >= 1 else f"{hours * 3600:.1f} seconds"
 
 
-def _round(kwh: float) -> str:
-    return f"{kwh:,.2f}" if kwh >= SMALL_KWH else f"{kwh:.2g}"
+def _say_energy(kwh: float) -> str:
+    return f"{kwh:,.2f} kWh" if kwh >= SMALL_KWH else f"{kwh * 1000:.2g} Wh"

@@ -8,6 +8,7 @@ right cores before it allocates has its memory there too.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +31,7 @@ class Cores(msgspec.Struct, frozen=True):
     near: dict[str, list[int]] = {}
 
     @classmethod
-    def of(cls, gpus: Sequence[Gpu], devices: Sequence[str], least: int, sharers: int = 1) -> Cores:
+    def of(cls, gpus: Sequence[Gpu], devices: Sequence[str], least: float, sharers: int = 1) -> Cores:
         """devices: of each worker. least: cores that a worker needs. sharers: as for `Host.here`."""
         allowed, workers = os.sched_getaffinity(0), Counter(devices)
         nodes = read_nodes(SYSFS)
@@ -49,12 +50,13 @@ class Cores(msgspec.Struct, frozen=True):
         return list(found.pop()) if len(found) == 1 else []
 
     def share(self, device: str, devices: Sequence[str]) -> int:
-        """How many cores there are for each worker on a device. devices: of each worker."""
-        share = self.total // len(devices)
-        if not (near := self.near.get(device)):
-            return share
-        sharers = sum(bool(set(near) & set(self.near.get(other, near))) for other in devices)
-        return min(share, len(near) // sharers)
+        """How many cores there are for each worker on a device, rounded up: no core is left over, and workers seldom use all
+        theirs at a time. devices: of each worker."""
+        share = self.total / len(devices)
+        if near := self.near.get(device):
+            sharers = sum(bool(set(near) & set(self.near.get(other, near))) for other in devices)
+            share = min(share, len(near) / sharers)
+        return math.ceil(share)
 
     def describe(self) -> dict[str, str]:
         """By device: "0-31,64-95"."""
@@ -88,7 +90,7 @@ def find_node(gpu: Gpu, root: Path) -> int:
     return -1
 
 
-def find_near(node: int, nodes: Mapping[int, Node], allowed: Iterable[int], wanted: int) -> frozenset[int]:
+def find_near(node: int, nodes: Mapping[int, Node], allowed: Iterable[int], wanted: float) -> frozenset[int]:
     """The allowed cores of a node. While these are fewer than are wanted, also those of the nearest others: some
     processors have several small nodes, and GPUs on only a part of them.
 

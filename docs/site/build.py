@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -33,7 +34,7 @@ def pages() -> dict[Path, str]:
     return {path: path.name for path in found}
 
 
-def listed(nav: list | None = None) -> list[str]:
+def listed(nav: list[Any] | None = None) -> list[str]:
     """The names of all pages in the navigation, in its order."""
     if nav is None:
         nav = tomllib.loads((HERE / "zensical.toml").read_text())["project"]["nav"]

@@ -62,7 +62,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     Image.new("RGB", (90, 70), "red").save(folder / "red.png")
     for name in ("a.png", "red.png"):
         place.drop(name, (folder / name).read_bytes())
-    with Daemon(place, ready=False, PYTHONPATH=str(folder)) as daemon:  # the rule's module is there
+    environment = {"PYTHONPATH": str(folder)}  # the rule's module is there
+    with Daemon(place, ready=False, environment=environment) as daemon:
         daemon.wait_ready(5 * PATIENCE)
         daemon.wait_idle(2, 5 * PATIENCE)
         yield daemon

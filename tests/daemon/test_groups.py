@@ -169,7 +169,7 @@ def test_a_worker_gets_the_whole_group(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_stage_knows_with_how_many_workers_it_shares_its_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables = [
+    tables: list[dict[str, Any]] = [
         {"stages": ["ocr", "yolo"], "devices": ["cuda:0", "cuda:1"], "workers_per_device": 2},
         {"stages": ["clip", "blip"], "devices": ["cuda:1"]},
     ]

@@ -17,14 +17,15 @@ def main(wheel: Path) -> None:
         visiond = tree / "opt" / "visiond" / "bin" / "visiond"
         # The interpreter of the machine and the wheel alone: nothing of this checkout's environment.
         alone = ["env", f"PYTHONPATH={wheel.resolve()}", "/usr/bin/python3", "-m", "daemon.installing"]
-        for words in (
+        commands: list[list[str | Path]] = [
             [*alone, "install", "--root", tree],
             [visiond, "--version"],
             [visiond, "demo", Path(scratch, "demo"), "--count", "4"],
             [*alone, "install", "--root", tree],
             [visiond, "install", "--root", tree],  # made into a wheel again: it is the same
             [*alone, "uninstall", "--root", tree],
-        ):
+        ]
+        for words in commands:
             _run(words, scratch)
         print("left:", *sorted(str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file()))
 

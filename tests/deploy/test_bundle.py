@@ -61,15 +61,8 @@ def test_a_bundle_is_installed_without_an_index_and_a_package_with_another_diges
     assert os.access(folder / "install.sh", os.X_OK)
     [line] = [line for line in (folder / "install.sh").read_text().splitlines() if "--wheels" in line]
     words = line.partition("-m ")[2].replace('"$here/wheels" "$@"', str(folder / "wheels")).split()
-    install = (
-        sys.executable,
-        "-m",
-        *words,
-        "--wheel",
-        wheel,
-        "--root",
-        tree,
-    )  # a stand-in has no installer in it
+    # a stand-in has no installer in it
+    install: list[str | Path] = [sys.executable, "-m", *words, "--wheel", wheel, "--root", tree]
     shutil.rmtree(index)
 
     downloaded = folder / "wheels" / "needed-1.0-py3-none-any.whl"

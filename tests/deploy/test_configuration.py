@@ -9,6 +9,7 @@ import pytest
 
 from daemon.config import loading as config
 from daemon.config import reference
+from daemon.config.models import table_of
 from daemon.core.sidecar import json_schema
 from stages.contract.base import StageSpec
 from stages.registry.registry import ORDER, STAGES, check_options
@@ -98,6 +99,6 @@ def test_an_option_that_may_be_left_out_has_its_kind_and_no_default() -> None:
 
 def test_the_docs_example_of_options_is_a_configuration_that_clip_takes() -> None:
     [example] = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "configuration.md").read_text(), re.DOTALL)
-    options = config.parse(tomllib.loads(example), ROOT).stages.clip.options
+    options = table_of(config.parse(tomllib.loads(example), ROOT).stages, "clip").options
     assert len(options["labels"]) == 4
     assert check_options([StageSpec("clip", "transformers", options=options)]) == []

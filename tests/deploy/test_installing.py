@@ -10,6 +10,7 @@ import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import typer
@@ -188,10 +189,11 @@ def test_the_template_unit_is_made_from_the_unit() -> None:
 
 
 def test_both_ways_to_call_it_have_the_same_options() -> None:
-    commands = typer.main.get_command(app).commands
-    for name, own in parser()._subparsers._group_actions[0].choices.items():
+    made, subparsers = typer.main.get_command(app), cast(Any, parser()._subparsers)
+    assert isinstance(made, typer.core.TyperGroup)
+    for name, own in subparsers._group_actions[0].choices.items():
         ours = {option for action in own._actions for option in action.option_strings} - {"-h", "--help"}
-        theirs = {option for parameter in commands[name].params for option in parameter.opts}
+        theirs = {option for parameter in made.commands[name].params for option in parameter.opts}
         theirs = {option for option in theirs if option.startswith("-")}
         assert ours == theirs - {"--help"}
 

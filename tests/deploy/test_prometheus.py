@@ -49,7 +49,10 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     settings["inbox"] = [{"name": INBOX, "settle_seconds": 0.1}]
     place = Place(folder, settings)
     (folder / "sitecustomize.py").write_text(CARD)
-    with Daemon(place, PYTHONPATH=str(folder)) as daemon, started(folder, port) as prometheus:
+    with (
+        Daemon(place, environment={"PYTHONPATH": str(folder)}) as daemon,
+        started(folder, port) as prometheus,
+    ):
         place.drop_many(range(20), INBOX)
         place.drop("notes.txt", b"no image", INBOX)
         for fault in FAULTS:

@@ -108,9 +108,8 @@ def test_the_documented_exit_statuses_are_those_of_the_errors() -> None:
         (FOLDER.parents[1] / "docs" / "commands.md").read_text(),
         re.MULTILINE,
     )
-    assert {int(status) for status, _ in rows} == {0, 1, os.EX_USAGE} | {
-        error.exit_status for error in (VisiondError, *VisiondError.__subclasses__())
-    }
+    kinds: list[type[VisiondError]] = [VisiondError, *VisiondError.__subclasses__()]
+    assert {int(status) for status, _ in rows} == {0, 1, os.EX_USAGE} | {kind.exit_status for kind in kinds}
     assert {status for status, restarted in rows if restarted == "no"} == set(
         one("RestartPreventExitStatus").split()
     )
@@ -119,9 +118,9 @@ def test_the_documented_exit_statuses_are_those_of_the_errors() -> None:
 def test_the_command_line_is_one_the_command_takes() -> None:
     executable, command, *options = shlex.split(one("ExecStart"))
     assert executable == "/opt/visiond/bin/visiond"
-    known = {
-        name for parameter in typer.main.get_command(app).commands[command].params for name in parameter.opts
-    }
+    made = typer.main.get_command(app)
+    assert isinstance(made, typer.core.TyperGroup)
+    known = {name for parameter in made.commands[command].params for name in parameter.opts}
     assert {option for option in options if option.startswith("-")} == {"--config"} <= known
 
 

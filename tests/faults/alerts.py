@@ -97,16 +97,16 @@ class Scene:
 
 @contextlib.contextmanager
 def opened(
-    folder: Path, sizes: Sizes, settings: Mapping[str, Any] | None = None, **environment: str
+    folder: Path, sizes: Sizes, settings: Mapping[str, Any] = {}, environment: Mapping[str, str] = {}
 ) -> Iterator[Scene]:
     """The daemon has done some images, which Prometheus knows, and no alert fires."""
     if not PROMETHEUS:
         pytest.skip(MISSING)
     port = free_port()
-    place = Place(folder, {"http": {"listen": f"127.0.0.1:{port}"}} | dict(settings or {}))
+    place = Place(folder, {"http": {"listen": f"127.0.0.1:{port}"}} | dict(settings))
     place.configure({"pipeline": {"retry_seconds": 0.05, "rescan_seconds": 1.0}})
     with (
-        Daemon(place, **environment) as daemon,
+        Daemon(place, environment=environment) as daemon,
         started(folder, port, interval_seconds=SCRAPE_SECONDS, factor=FACTOR) as prometheus,
     ):
         scene = Scene(place, daemon, prometheus, f"127.0.0.1:{port}", sizes["linger_seconds"])
@@ -127,7 +127,7 @@ def hang_a_write(folder: Path, sizes: Sizes) -> None:
     """Without linger: systemd would restart it, and its images would go on."""
     settings = {"pipeline": {"batch_timeout_seconds": 1.0}}
     hanging = hang_system_calls(folder, folder / "results" / "stuck")
-    with opened(folder, {"linger_seconds": 0}, settings, **OFTEN, **hanging) as scene:
+    with opened(folder, {"linger_seconds": 0}, settings, OFTEN | hanging) as scene:
         scene.place.drop("stuck/a.ppm", picture(2))
         scene.expect("VisiondWatchdog")
 
@@ -187,7 +187,7 @@ def take_gpu_memory(folder: Path, sizes: Sizes) -> None:
     }
     pipeline = {"devices": ["cuda:0"], "workers_per_device": 3, "mps": False}
     settings = {"pipeline": pipeline, "stages": {"ocr": {"options": memory, "batch_size": 8}}}
-    with opened(folder, sizes, settings, PYTHONPATH=str(folder)) as scene:
+    with opened(folder, sizes, settings, {"PYTHONPATH": str(folder)}) as scene:
         (card / ".partial").write_text(str(13 * GIB))
         (card / ".partial").rename(card / "neighbor")
         scene.expect("VisiondGpuMemory", scene.work)
@@ -196,7 +196,7 @@ def take_gpu_memory(folder: Path, sizes: Sizes) -> None:
 def break_a_model(folder: Path, sizes: Sizes) -> None:
     """Its answers are wrong for a moment, without an error."""
     file, environment = make_breakable(folder)
-    with opened(folder, sizes, **environment) as scene:
+    with opened(folder, sizes, environment=environment) as scene:
         file.touch()
         scene.work(40)
         scene.daemon.wait_event(WRONG)

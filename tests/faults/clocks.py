@@ -50,7 +50,7 @@ def set_in_one_life(folder: Path, retry_seconds: float, ahead: list[float]) -> l
     """Set the clock after each attempt of an image that never succeeds; returns
     how many seconds each next one was too early (less than 0) or too late."""
     place, clock = open_place(folder, retry_seconds, len(ahead) + 1)
-    with Daemon(place, **clock.environment) as daemon:
+    with Daemon(place, environment=clock.environment) as daemon:
         place.drop("shaky.ppm", picture(1, b"SHAKY"))
         tried_at, off = wait_attempts(place, 1), []
         for tries, seconds in enumerate(ahead, 1):
@@ -70,7 +70,7 @@ def set_between_two_lives(folder: Path, retry_seconds: float, before: float, aft
     for number in itertools.count():
         place, clock = open_place(folder / str(number), retry_seconds, 2)
         clock.set(before)
-        with Daemon(place, **clock.environment) as daemon:
+        with Daemon(place, environment=clock.environment) as daemon:
             place.drop("shaky.ppm", picture(1, b"SHAKY"))
             wait_attempts(place, 1)
             daemon.kill()
@@ -79,7 +79,7 @@ def set_between_two_lives(folder: Path, retry_seconds: float, before: float, aft
         # This process stood still during the wait, and the image does not wait any more.
         assert number < 5, "the image never waits"
     clock.set(after)
-    with Daemon(place, **clock.environment) as daemon:
+    with Daemon(place, environment=clock.environment) as daemon:
         started = time.monotonic()
         late = wait_attempts(place, 2) - started - retry_seconds
         daemon.wait_idle(1)

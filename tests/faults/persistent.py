@@ -23,7 +23,8 @@ from tests.faults.syscalls import Call, Supervisor
 MOUNT = ("ENOTCONN", "ETIMEDOUT", "EHOSTDOWN", "ESTALE", "ENODEV", "EREMOTEIO")
 LACK = ("EMFILE", "ENFILE", "ENOMEM")
 ROOM = ("ENOSPC", "EDQUOT", "EROFS", "EIO")
-KINDS = {  # by the folder: each call that is made there, and how it can fail
+# By the folder: each call that is made there, and how it can fail.
+KINDS: dict[str, dict[str, tuple[str, ...]]] = {
     "state": {"write": (*ROOM, "ETIMEDOUT", "ESTALE"), "fsync": ("EIO", "ENOSPC", "EDQUOT", "ETIMEDOUT")},
     "results": {
         "open": (*ROOM, *LACK, *MOUNT, "EACCES", "EAGAIN", "EINTR"),
@@ -101,7 +102,7 @@ class Trial:
         ended = False
         while rest := next(faults, None):
             with Supervisor(self.place.folder, self._decide) as supervisor:
-                with Daemon(self.place, supervisor=supervisor.path, **self._environment) as daemon:
+                with Daemon(self.place, supervisor=supervisor.path, environment=self._environment) as daemon:
                     while rest and self._try(daemon, rest):
                         rest = next(faults, None)
                     ended = not daemon.alive()

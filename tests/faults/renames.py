@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ class Restless(Place):
 
     def act(self) -> None:
         """Add a file, or change the names of one, of two, or of a folder."""
-        acts = [
+        acts: list[Callable[[], object]] = [
             self._add,
             self._rename,
             self._rename,

@@ -45,7 +45,7 @@ def wait_for_a_look(daemon: Daemon) -> None:
 
 def test_a_worker_with_wrong_answers_is_replaced_and_no_image_is_blamed(tmp_path: Path) -> None:
     place, (file, environment) = Place(tmp_path), make_breakable(tmp_path)
-    with Daemon(place, **environment) as daemon:
+    with Daemon(place, environment=environment) as daemon:
         place.drop_many(range(20))
         daemon.wait_idle(20)
         wait_for_a_look(daemon)
@@ -66,7 +66,7 @@ def test_a_worker_with_wrong_answers_is_replaced_and_no_image_is_blamed(tmp_path
 
 def test_a_device_whose_answers_stay_wrong_closes_its_seat(tmp_path: Path) -> None:
     place, (file, environment) = Place(tmp_path), make_breakable(tmp_path)
-    with Daemon(place, **environment) as daemon:
+    with Daemon(place, environment=environment) as daemon:
         place.drop_many(range(8))
         daemon.wait_idle(8)
         file.touch()
@@ -81,12 +81,12 @@ def test_the_reference_outlives_the_daemon(tmp_path: Path) -> None:
     """The models break while no daemon runs, as with a new driver; their answers are still different ones."""
     place, (file, environment) = Place(tmp_path), make_breakable(tmp_path, OTHER)
     place.drop_many(range(20))
-    with Daemon(place, **environment) as daemon:
+    with Daemon(place, environment=environment) as daemon:
         wait_for_a_look(daemon)
         assert daemon.stop() == 0
     file.touch()
     place.drop_many(range(20, 40))
-    with Daemon(place, **environment) as daemon:
+    with Daemon(place, environment=environment) as daemon:
         assert daemon.wait_event(WRONG)["faults"].keys() >= {"clip"}
 
 
@@ -94,7 +94,7 @@ def test_results_that_were_wrong_are_made_again_although_the_models_are_the_same
     place, (file, environment) = Place(tmp_path), make_breakable(tmp_path)
     site = tmp_path / "site" / "sitecustomize.py"
     site.write_text(site.read_text().replace("PAUSE_SECONDS, canary.SHARE = 0, 1", "PAUSE_SECONDS = 1e9"))
-    with Daemon(place, **environment) as daemon:
+    with Daemon(place, environment=environment) as daemon:
         place.drop_many(range(6))
         daemon.wait_idle(6)
         began = datetime.now(UTC).isoformat()

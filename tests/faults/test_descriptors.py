@@ -25,7 +25,8 @@ def test_the_daemon_raises_its_own_limit_as_far_as_allowed(tmp_path: Path) -> No
 
 def test_without_descriptors_the_daemon_waits_reports_cause_and_fix_and_goes_on(tmp_path: Path) -> None:
     place = Place(tmp_path, {"http": {"listen": "127.0.0.1:0"}, "pipeline": {"rescan_seconds": 0.2}})
-    with Daemon(place, WATCHDOG_USEC="150000") as daemon:  # which it feeds through a new socket each time
+    watched = {"WATCHDOG_USEC": "150000"}  # which it feeds through a new socket each time
+    with Daemon(place, environment=watched) as daemon:
         connection, (_, most) = daemon.dial(), resource.prlimit(daemon.process.pid, FILES)
         assert "[]" in problems_of(connection)
         # Open files stay open, and no more can be opened.

@@ -160,7 +160,9 @@ def test_images_leave_an_inbox_that_can_be_written_again_while_the_daemon_runs(t
         place.staging = place.inbox()
         place.drop_many(range(5))
         disk.remount("ro")
-        with Daemon(place, **with_pauses({"daemon.results.publisher.PAUSE_SECONDS": 1.0})) as daemon:
+        with Daemon(
+            place, environment=with_pauses({"daemon.results.publisher.PAUSE_SECONDS": 1.0})
+        ) as daemon:
             daemon.wait_until(
                 lambda status: "cannot leave its inbox" in str(status["obstacles"]), "a problem"
             )

@@ -52,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     place.drop_many(range(30))
     place.drop("broken.jpg", b"no picture")
     gate = Gate(place.folder, tickets=1)
-    with Daemon(place, **gate.environment) as daemon:
+    with Daemon(place, environment=gate.environment) as daemon:
         daemon.wait_idle(31)
         yield Server(daemon, gate)
 
@@ -79,7 +79,7 @@ def test_openmetrics_is_sent_to_clients_that_ask_for_it(server: Server) -> None:
     status, headers, body = server.ask("/metrics", Accept="application/openmetrics-text; version=1.0.0")
     assert status == 200
     assert headers["content-type"].startswith("application/openmetrics-text")
-    assert any(family.name == "visiond_images" for family in parse_openmetrics(body))
+    assert any(family.name == "visiond_images" for family in parse_openmetrics(body))  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/openmetrics-text; version=1.0.0"])
@@ -226,7 +226,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (folder / "token").chmod(0o640)
     pages = {"listen": "0.0.0.0:0", "token_file": "token"} | make_certificate(folder)
     gate = Gate(folder, tickets=1)
-    with Daemon(Place(folder, {"http": pages}), **gate.environment) as daemon:
+    with Daemon(Place(folder, {"http": pages}), environment=gate.environment) as daemon:
         yield Server(daemon, gate, folder / "certificate.pem")
 
 

@@ -20,7 +20,7 @@ def test_kill_9_at_any_instant_loses_nothing_doubles_nothing_and_leaves_no_proce
 
 def test_kill_9_of_random_workers_loses_nothing_and_the_others_go_on(tmp_path: Path) -> None:
     place, gate, chance, dropped = open_place(tmp_path, workers=2), Gate(tmp_path, tickets=2), seeded(), 0
-    with Daemon(place, **gate.environment) as daemon:
+    with Daemon(place, environment=gate.environment) as daemon:
         for share in drop_shares(place, 3, 500):
             dropped += share
             kill_one(daemon, chance)

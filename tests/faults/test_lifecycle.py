@@ -65,7 +65,7 @@ def test_a_drain_reads_no_more_files(tmp_path: Path) -> None:
     place = Place(tmp_path, SLOW)
     place.drop_many(range(600))
     readings = Readings(place)
-    with Daemon(place, **with_pauses({"daemon.workers.lane.QUEUE_IMAGES": 8})) as daemon:
+    with Daemon(place, environment=with_pauses({"daemon.workers.lane.QUEUE_IMAGES": 8})) as daemon:
         daemon.wait_until(lambda status: status["done"] > 10, "work")
         assert daemon.stop() == 0
     readings.count()
@@ -93,7 +93,7 @@ def test_a_run_once_that_is_stopped_is_not_taken_for_one_that_did_all(tmp_path: 
 def test_files_are_admitted_while_the_models_load_and_ready_follows_afterwards(tmp_path: Path) -> None:
     place = Place(tmp_path, {"stages": {"clip": {"options": {"load_seconds": 60.0}}}})
     place.drop_many(range(20))
-    with Daemon(place, ready=False, **OFTEN) as daemon:
+    with Daemon(place, ready=False, environment=OFTEN) as daemon:
         told = "STATUS=0 done, 0 failed, 0 skipped, 20 pending, loading models: ocr, yolo loaded; clip, blip to go"
         daemon.wait_notice(told)
         daemon.wait_event("model loaded", stage="yolo")
@@ -208,7 +208,7 @@ def test_under_nohup_closing_the_terminal_does_nothing(tmp_path: Path) -> None:
 
 def test_a_thread_that_hangs_in_a_system_call_does_not_delay_the_exit(tmp_path: Path) -> None:
     place = Place(tmp_path, {"pipeline": {"drain_seconds": 1.0}})
-    with Daemon(place, **hang_system_calls(tmp_path, place.site.results / "stuck")) as daemon:
+    with Daemon(place, environment=hang_system_calls(tmp_path, place.site.results / "stuck")) as daemon:
         place.drop("stuck/a.ppm", picture(2))
         # An image that no worker has begun would be released; this one goes on to its publication.
         wait_for(lambda: counts_of(place) == {"DONE": 1}, "a result that has to be published")
@@ -289,7 +289,7 @@ def test_an_inbox_whose_mount_is_dead_at_the_start_delays_no_other_and_is_proces
     ]
     place = Place(tmp_path, {"inbox": inboxes, "stages": {"clip": {"options": {"load_seconds": 60.0}}}})
     place.drop_many(range(3), "dead")
-    with Daemon(place, ready=False, **OFTEN) as daemon:
+    with Daemon(place, ready=False, environment=OFTEN) as daemon:
         # so that there are rows, which the next one would read first
         daemon.wait_notice(
             "STATUS=0 done, 0 failed, 0 skipped, 3 pending, loading models: ocr, yolo loaded; clip, blip to go"
@@ -298,7 +298,7 @@ def test_an_inbox_whose_mount_is_dead_at_the_start_delays_no_other_and_is_proces
     environment = hang_system_calls(tmp_path, place.inbox("dead"))
     place.drop("late.ppm", picture(3), "dead")
     place.drop_many(range(4, 9), "live")
-    with Daemon(place, **environment) as daemon:
+    with Daemon(place, environment=environment) as daemon:
         daemon.wait_event("inbox does not answer; its mount may be dead; other inboxes are processed")
         daemon.wait_until(lambda status: status["done"] == 5, "the images of the other inbox")
         told = f"inbox {place.inbox('dead')} has not answered for "
@@ -367,7 +367,9 @@ def test_the_watchdog_is_fed_while_idle_and_through_a_hanging_worker_but_not_whe
 ) -> None:
     place = Place(tmp_path, {"pipeline": {"batch_timeout_seconds": 0.4}})
     place.configure({"stages": {"ocr": {"options": {"fail": {"HANG": "hang"}}}}})
-    with Daemon(place, **OFTEN, **hang_system_calls(tmp_path, place.site.results / "stuck")) as daemon:
+    with Daemon(
+        place, environment=OFTEN | hang_system_calls(tmp_path, place.site.results / "stuck")
+    ) as daemon:
         assert daemon.notify.wait(lambda notices: fed(notices) >= 5, PATIENCE, daemon.alive), (
             "idle, it is fed"
         )
@@ -392,7 +394,7 @@ def test_the_watchdog_is_fed_while_a_backlog_is_answered_from_the_ledger_and_no_
     place.configure({"pipeline": {"batch_timeout_seconds": 0.2}})  # so that silence of 0.4 s is a stall
     for number in range(1500):
         place.drop(f"{number}.ppm", picture(1))
-    with Daemon(place, **OFTEN) as daemon:
+    with Daemon(place, environment=OFTEN) as daemon:
         daemon.wait_idle(1500)
         daemon.notify.catch_up()
         assert longest_silence_amid_progress(daemon.notify.notices) < 3
@@ -401,7 +403,7 @@ def test_the_watchdog_is_fed_while_a_backlog_is_answered_from_the_ledger_and_no_
 
 def test_the_watchdog_is_not_fed_while_the_event_loop_is_blocked(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    with Daemon(place, **OFTEN) as daemon:
+    with Daemon(place, environment=OFTEN) as daemon:
         assert daemon.notify.wait(lambda notices: fed(notices) >= 3, PATIENCE, daemon.alive)
         daemon.pause()  # what blocks the loop does not matter: here it is all threads
         stopped = daemon.notify.catch_up()
@@ -455,7 +457,7 @@ def test_a_notify_socket_that_nobody_reads_does_not_stop_the_work(tmp_path: Path
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as deaf:
         deaf.bind(str(tmp_path / "deaf"))
         environment: dict[str, Any] = {"NOTIFY_SOCKET": str(tmp_path / "deaf"), "WATCHDOG_USEC": "3000"}
-        with Daemon(place, ready=False, **environment) as daemon:
+        with Daemon(place, ready=False, environment=environment) as daemon:
             daemon.wait_event("ready")
             place.drop_many(range(10))
             daemon.wait_idle(10)

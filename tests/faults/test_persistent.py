@@ -33,7 +33,7 @@ def test_a_mount_that_goes_away_for_a_while_fails_no_image_and_leaves_no_source_
 def test_a_folder_that_cannot_be_opened_for_its_flush_pauses_the_daemon(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.drop_many(range(3))
-    folder, struck = bytes(place.site.results), []
+    folder, struck = bytes(place.site.results), list[Call]()
 
     def fail_twice(call: Call) -> int:
         if (

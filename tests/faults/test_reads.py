@@ -34,7 +34,7 @@ def of_the_ledger(call: Call) -> int:
 def test_a_ledger_whose_log_cannot_be_read_for_a_while_pauses_the_daemon_which_goes_on(
     tmp_path: Path,
 ) -> None:
-    place, failing = Place(tmp_path), []
+    place, failing = Place(tmp_path), list[bool]()
 
     def decide(call: Call) -> int:
         return errno.EIO if failing and call.name == "read" and call.path.endswith(b"-wal") else 0

@@ -27,7 +27,7 @@ from tests.daemon_process import STAGES, Daemon, Place, meanwhile, picture, seed
 from tests.faults.syscalls import Call, Supervisor
 
 # a name too long for its sidecar, one that is not UTF-8
-ODD = ["sub/a.ppm", "n" * 250 + ".ppm", b"\xff\n.ppm", "sub/b.jpg"]
+ODD: list[str | bytes] = ["sub/a.ppm", "n" * 250 + ".ppm", b"\xff\n.ppm", "sub/b.jpg"]
 # How far `verify` and `repair` are, as they say it when they take longer than ten seconds
 PROGRESS = re.compile(
     r"^([\d,]+ of [\d,]+ sidecars, [\d,.]+/s, \d+ s to go|(reading the ledger, [\d,]+ MiB|counting the sidecars), \d+ s)\n",

@@ -157,8 +157,11 @@ def test_a_file_whose_result_would_have_too_long_a_path_is_passed_over_and_ends_
 def test_files_that_vanish_during_a_walk_are_not_reported(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     unread = Unread(os.fsencode(tmp_path))
-    walk = Walk(
-        unread.root, Ignored([]), True, unread, enter=lambda path: path and (tmp_path / "sub").rmdir()
-    )
+
+    def remove(path: bytes) -> None:
+        if path:
+            (tmp_path / "sub").rmdir()
+
+    walk = Walk(unread.root, Ignored([]), True, unread, enter=remove)
     assert [found for found in walk.files() if found] == []
     assert len(unread) == 0

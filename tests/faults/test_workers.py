@@ -27,7 +27,6 @@ from tests.checker import Verdict
 from tests.daemon_process import (
     GLANCE,
     SLACK_SECONDS,
-    TOKEN,
     Daemon,
     Gate,
     Place,
@@ -36,6 +35,7 @@ from tests.daemon_process import (
     wait_for,
 )
 from tests.faults.kill import all_ready
+from tests.forked import TOKEN
 
 BATCH_TIMEOUT = 1.0  # seconds
 
@@ -84,7 +84,7 @@ def test_a_death_is_remembered_by_the_next_daemon_which_needs_only_one_more_to_q
 ) -> None:
     # one for the batch, one for it alone
     place, gate = open_place(tmp_path, {"SEGV": "segfault"}), Gate(tmp_path, tickets=2)
-    with Daemon(place, **gate.environment) as daemon:
+    with Daemon(place, environment=gate.environment) as daemon:
         poison = drop_marked(place, "SEGV", 1)
         wait_for(lambda: place.rows("SELECT deaths FROM image") == [(1,)], "the first death alone")
         daemon.kill()

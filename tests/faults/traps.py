@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.daemon_process import PATIENCE, TOKEN, Place
+from tests.daemon_process import PATIENCE, Place
+from tests.forked import TOKEN
 
 TRAP = "import os, sys\nopen({mark!r}, 'a').write(__name__ + ' in ' + repr(sys.orig_argv) + '\\n')\n"
 CUSTOM = {"sitecustomize", "usercustomize"}  # which Python imports by itself

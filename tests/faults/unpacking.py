@@ -75,5 +75,5 @@ def kill_while_unpacking(folder: Path, kills: int, archives: int, chance: random
             lambda s: s["done"] >= files and not s["pending"] and not s["in_flight"], "the rest", 300
         )
         assert daemon.stop() == 0
-    figures = {"with archives that waited": busy}
+    figures: dict[str, float] = {"with archives that waited": busy}
     return Outcome(kills, orphans, place.judge(), time.monotonic() - started, figures)

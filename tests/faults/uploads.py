@@ -93,7 +93,7 @@ def kill_while_uploading(folder: Path, kills: int, chance: random.Random) -> Out
         running = [threads.submit(programs.run) for _ in range(PROGRAMS)]
         try:
             while done < kills:
-                with Daemon(place, **environment) as daemon:
+                with Daemon(place, environment=environment) as daemon:
                     while done < kills and daemon.alive():
                         wanted = len(programs.accepted) + chance.randint(1, MOST_BETWEEN_KILLS)
                         wait_for(lambda wanted=wanted: len(programs.accepted) >= wanted, "more uploads")
@@ -105,7 +105,7 @@ def kill_while_uploading(folder: Path, kills: int, chance: random.Random) -> Out
                             daemon.kill(group=victim == "group")
                         done += 1
                 orphans += end_orphans(place) if not daemon.alive() else 0
-            with Daemon(place, **environment) as daemon:
+            with Daemon(place, environment=environment) as daemon:
                 programs.stop.set()
                 for each in running:
                     each.result()

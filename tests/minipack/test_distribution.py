@@ -13,8 +13,8 @@ FOLDER = Path(__file__).parents[2] / "minipack"
 
 def test_it_is_installed_beside_visiond_with_its_version_and_all_its_files(tmp_path: Path) -> None:
     options = ["--no-deps", "--no-build-isolation", "--offline", "--quiet", "--python", sys.executable]
-    command = [Path(sys.executable).with_name("uv"), "pip", "install", *options, "--target", tmp_path, FOLDER]
-    subprocess.run(command, check=True)
+    uv = Path(sys.executable).with_name("uv")
+    subprocess.run([uv, "pip", "install", *options, "--target", tmp_path, FOLDER], check=True)
     installed, here = (
         {path.relative_to(root) for path in root.rglob("visiond_mini/**/*.py")} for root in (tmp_path, FOLDER)
     )

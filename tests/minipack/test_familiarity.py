@@ -17,7 +17,8 @@ from tests.minipack.test_mini import TINY
 from tests.stages.pictures import draw_image
 from visiond_mini import familiarity
 from visiond_mini.familiarity import add_familiarity, fit, fit_logistic
-from visiond_mini.recipe import Options, make_pack
+from visiond_mini.options import Options
+from visiond_mini.recipe import make_pack
 
 STAGES = ("yolo", "clip", "blip")
 
@@ -48,7 +49,7 @@ def test_the_regression_is_the_least_of_its_loss() -> None:
     losses = torch.nn.functional.binary_cross_entropy_with_logits(likely, answers, reduction="none")
     shares = torch.where(answers > 0, 0.5 / 100, 0.5 / 200)
     loss = (shares * losses).sum() + familiarity.PENALTY / 2 * (weights[:-1] ** 2).sum()
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     assert weights.grad is not None
     assert weights.grad.abs().max() < 1e-5
 

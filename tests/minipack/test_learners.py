@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from stages.weights.published import Vocabulary
 from tests.visiond.training.test_trainer import SETTINGS, read_losses
+from visiond.training.hardware import TrainingBatches
 from visiond.training.trainer import Trainer
 from visiond_mini import mini
 from visiond_mini.cache import draw, share_tags, tell_example
@@ -62,9 +64,11 @@ def make_clip(examples: Examples) -> tuple[ClipLearner, ClipBatches]:
 
 # Learning.
 
+Make = Callable[[Examples], tuple[nn.Module, TrainingBatches]]
+
 
 @pytest.mark.parametrize("make", [make_blip, make_clip])
-def test_the_loss_falls_on_a_few_scenes(make, examples: Examples, tmp_path: Path) -> None:
+def test_the_loss_falls_on_a_few_scenes(make: Make, examples: Examples, tmp_path: Path) -> None:
     trainer = Trainer(
         *make(examples), msgspec.structs.replace(SETTINGS, steps=40, checkpoint_every=0), tmp_path
     )
@@ -74,7 +78,7 @@ def test_the_loss_falls_on_a_few_scenes(make, examples: Examples, tmp_path: Path
 
 
 @pytest.mark.parametrize("make", [make_blip, make_clip])
-def test_every_weight_is_learned(make, examples: Examples) -> None:
+def test_every_weight_is_learned(make: Make, examples: Examples) -> None:
     """A weight without a gradient would stop data parallel training."""
     learner, batches = make(examples)
     learner.train()(batches.take(np.arange(8), np.random.default_rng(0)))["loss"].backward()
@@ -83,7 +87,7 @@ def test_every_weight_is_learned(make, examples: Examples) -> None:
 
 @pytest.mark.parametrize("make", [make_blip, make_clip])
 def test_a_run_that_was_killed_and_resumed_has_the_curve_of_one_that_was_not(
-    make, examples: Examples, tmp_path: Path
+    make: Make, examples: Examples, tmp_path: Path
 ) -> None:
     Trainer(*make(examples), SETTINGS, tmp_path / "whole").run()
     # two steps after its last checkpoint
@@ -105,7 +109,7 @@ def test_accumulated_gradients_are_those_of_the_large_batch(examples: Examples, 
         settings = msgspec.structs.replace(SETTINGS, steps=3, micro_batch=micro, learning_rate=1e-3)
         Trainer(learner, Unchanged(batches), settings, tmp_path / str(micro)).run()
         weights.append(torch.cat([weight.detach().flatten() for weight in learner.parameters()]))
-    assert torch.allclose(*weights, atol=2e-4)
+    assert torch.allclose(weights[0], weights[1], atol=2e-4)
     assert read_losses(tmp_path / "16") == pytest.approx(read_losses(tmp_path / "4"), rel=1e-4)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -33,9 +34,8 @@ from visiond_mini.dataset import Examples
 from visiond_mini.examples import EXAMPLES, Example, write_examples, write_lines
 from visiond_mini.job import FINAL
 from visiond_mini.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner
-from visiond_mini.options import parse_options
+from visiond_mini.options import Options, parse_options
 from visiond_mini.recipe import (
-    Options,
     TrainingFailed,
     describe_progress,
     list_jobs,
@@ -103,8 +103,8 @@ def test_a_pack_is_written_whole(pack: Pack) -> None:
 
 
 def test_the_stages_say_what_was_learned(images: list[Image], scenes: list[tuple[np.ndarray, Truth]]) -> None:
-    captions = [image.results["blip"] for image in images]
-    tags = [image.results["clip"] for image in images]
+    captions = [cast(Caption, image.results["blip"]) for image in images]
+    tags = [cast(Clip, image.results["clip"]) for image in images]
     pairs = [(caption.text, truth.captions[0]) for caption, (_, truth) in zip(captions, scenes, strict=True)]
     assert sum(said == true for said, true in pairs) >= 0.8 * COUNT, pairs
     assert (
@@ -114,7 +114,7 @@ def test_the_stages_say_what_was_learned(images: list[Image], scenes: list[tuple
 
 
 def test_a_caption_is_like_its_own_image(images: list[Image]) -> None:
-    likeness = [image.results["blip"].similarity for image in images]
+    likeness = [cast(Any, image.results["blip"]).similarity for image in images]
     assert np.mean(likeness) > 0.4
     assert max(likeness) <= 1
 

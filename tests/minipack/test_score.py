@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,8 +45,8 @@ def photo() -> Truth:
     return next(truth for truth in truths if truth.kind == "photo" and len(truth.captions) == 2)
 
 
-def answer(truth: Truth, caption: str, tag: str) -> dict:
-    found = [Detection(thing.label, 0.9, tuple(map(float, thing.box))) for thing in truth.objects]
+def answer(truth: Truth, caption: str, tag: str) -> dict[str, Any]:
+    found = [Detection(thing.label, 0.9, thing.box) for thing in truth.objects]
     unique = len({thing.label for thing in truth.objects})
     return {
         "ocr": Ocr([], 0, 0.0),
@@ -74,7 +76,7 @@ def test_a_wrong_place_is_wrong_but_its_groups_are_not(photo: Truth) -> None:
 @pytest.mark.parametrize(
     "change", [lambda said: said.replace("a ", "nine ", 1), lambda said: "", lambda said: said + " a"]
 )
-def test_a_wrong_group_or_no_sentence_is_wrong(change, photo: Truth) -> None:
+def test_a_wrong_group_or_no_sentence_is_wrong(change: Callable[[str], str], photo: Truth) -> None:
     assert not groups_are_true(change(photo.captions[0]).replace("two", "six"), photo)
 
 

@@ -19,10 +19,11 @@ def read_table(text: str) -> list[Mutant]:
             named, placed, tests = block.strip().split("\n")
             name, promise = named.split(": ", 1)
             place = PLACE.fullmatch(placed)
-            before, after = ast.literal_eval(place["texts"]) if place else ()
+            if not place:
+                raise ValueError("no place")
+            before, after = ast.literal_eval(place["texts"])
         except (ValueError, SyntaxError) as error:
             raise ValueError(f"not a row of the table:\n{block}") from error
-        assert place
         rows.append(
             Mutant(
                 name, promise, place["file"], before, after, tuple(tests.split(", ")), place["within"] or ""

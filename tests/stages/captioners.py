@@ -149,7 +149,7 @@ def make_qwen(name: str, vision: dict[str, Any], rope: dict[str, Any]) -> Callab
 
 
 def make_internvl(folder: Path) -> None:
-    named = {
+    named: dict[str, Any] = {
         "start_image_token": "<img>",
         "end_image_token": "</img>",
         "context_image_token": "<IMG_CONTEXT>",

@@ -91,8 +91,8 @@ def draw_weights(model: PreTrainedModel, spread: float = 0.3, gain: float = 1.5)
             scale = 1.0 if isinstance(module, nn.Embedding) else gain / width**0.5
             scale *= 0.3 if "bbox" in name else 1.0
             module.weight.data = torch.randn(module.weight.shape, generator=generator) * scale
-            if getattr(module, "bias", None) is not None:
-                module.bias.data = torch.randn(module.bias.shape, generator=generator) * spread
+            if isinstance(bias := getattr(module, "bias", None), torch.Tensor):
+                bias.data = torch.randn(bias.shape, generator=generator) * spread
         elif isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
             nn.init.ones_(module.weight)  # RT-DETR's are drawn near 0, where all proposals are nearly equal
 

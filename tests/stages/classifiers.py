@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,5 +191,5 @@ def calm(model: PreTrainedModel) -> None:
 
 
 CLASSIFIERS: dict[str, Callable[[Path], Any]] = {
-    kind: (lambda folder, kind=kind: save(kind, folder)) for kind in (*KINDS, "timm_wrapper")
+    kind: partial(save, kind) for kind in (*KINDS, "timm_wrapper")
 }

@@ -40,9 +40,9 @@ class Operation:
             tensor.copy_(results[place])
 
 
-class Tape(TorchDispatchMode):
+class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -103,7 +103,8 @@ def emulate_recordings() -> Iterator[EmulatedRecorder]:
         as_on_a_gpu = copy.copy(config)
         as_on_a_gpu.compile_config = CompileConfig()
         as_on_a_gpu.compile_config._compile_all_devices = True
-        return decide(model, inputs, as_on_a_gpu)
+        decided: bool = decide(model, inputs, as_on_a_gpu)
+        return decided
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOKENIZERS_PARALLELISM", "0")  # transformers sets it; this puts it back

@@ -26,7 +26,7 @@ def change(file: Path, **values: Any) -> None:
 
 
 def make_lighton(folder: Path) -> None:
-    named = {
+    named: dict[str, Any] = {
         "image_token": "<|image_pad|>",
         "image_break_token": "<|vision_pad|>",
         "image_end_token": "<|vision_end|>",

@@ -71,7 +71,8 @@ def test_each_image_gets_the_row_of_its_own_bytes_in_the_order_of_the_call(
 
 
 def test_a_bad_image_is_a_row_with_its_reason(annotator: Annotator) -> None:
-    bad = [("text.jpg", b"plain text"), ("notes", b"plain text"), ("gone.png", FileNotFoundError(2, "gone"))]
+    bad: list[tuple[str, bytes | OSError]] = [("text.jpg", b"plain text"), ("notes", b"plain text")]
+    bad.append(("gone.png", FileNotFoundError(2, "gone")))
     rows = annotator.annotate([*bad, (b"\xff.ppm", picture(1))])
     assert outcomes(rows) == [
         ("FAILED", "not-an-image"),

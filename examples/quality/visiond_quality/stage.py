@@ -49,7 +49,8 @@ class QualityStage(Stage):
                 noise.abs().mean() * math.sqrt(math.pi / 2) / 6,
             ]
         )
-        return Quality(*(round(figure, 4) for figure in figures.tolist()), hash=hash_levels(levels))
+        sharpness, mean, dark, bright, deviation = (round(figure, 4) for figure in figures.tolist())
+        return Quality(sharpness, mean, dark, bright, deviation, hash_levels(levels))
 
     def filter(self, levels: Tensor) -> Tensor:
         """Both filters on an image [height, width]. An image

@@ -221,9 +221,9 @@ def test_export_writes_a_row_for_each_image_or_those_of_a_bin(place: Place, tmp_
 @pytest.mark.parametrize("words", [[], ["picture", "--by", "words"], ["--json"]])
 def test_a_search_says_that_it_shows_only_some(place: Place, words: list[str]) -> None:
     count = len(json.loads(say(place, "search", *words, "--json")))
-    cut = place.command("search", *words, "--limit", count - 1)
+    cut = place.command("search", *words, "--limit", str(count - 1))
     assert f"Only the first {count - 1} images are shown; --limit N shows more." in cut.stderr
-    assert "--limit" not in place.command("search", *words, "--limit", count).stderr
+    assert "--limit" not in place.command("search", *words, "--limit", str(count)).stderr
 
 
 def test_a_single_image_is_in_no_group_of_near_duplicates(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_duplicates_are_images_with_near_embeddings_and_the_best_of_a_group_come
     assert groups
     assert found["near_duplicates"] == sum(len(group) - 1 for group in groups)
     assert found["bytes"] == sum(image["bytes"] for group in found["groups"] for image in group[1:])
-    listed = place.command("duplicates", "--limit", 1)
+    listed = place.command("duplicates", "--limit", "1")
     rows = [line.split("\t") for line in listed.stdout.splitlines()]
     assert [row[:2] for row in rows] == [["1", "1.000"]] * len(groups[0])
     assert [int(row[2]) for row in rows] == groups[0]
@@ -263,13 +263,13 @@ def test_duplicates_are_images_with_near_embeddings_and_the_best_of_a_group_come
     assert ("Only the first group is shown; --limit N" in listed.stderr) == (len(groups) > 1)
     file = tmp_path / "a.csv"
     for options, written in (((), 20), (("--unique",), 20 - found["near_duplicates"])):
-        exported = place.command("export", "--near", 0.95, *options, "--force", file)
+        exported = place.command("export", "--near", "0.95", *options, "--force", file)
         assert (exported.returncode, exported.stderr) == (0, "")
         with file.open(newline="") as opened:
-            rows = list(csv.DictReader(opened))
-        assert len(rows) == written
-    assert {row["near_duplicate_of"] for row in rows} == {""}
-    for wrong in (1, "hash:1", "sharpness", "hash:"):
+            found_rows = list(csv.DictReader(opened))
+        assert len(found_rows) == written
+    assert {row["near_duplicate_of"] for row in found_rows} == {""}
+    for wrong in ("1", "hash:1", "sharpness", "hash:"):
         assert place.command("duplicates", "--near", wrong).returncode == os.EX_USAGE
     assert place.command("export", "--near", "hash:x", "--force", file).returncode == os.EX_USAGE
     assert place.command("duplicates", "--bin", "Z").returncode == os.EX_USAGE
@@ -424,9 +424,9 @@ def test_retry_brings_a_failed_image_back_with_and_without_a_daemon(tmp_path: Pa
         daemon.wait_idle(2)
         assert daemon.stop() == 0
     place.assert_kept(FAILED=1)
-    told = place.command("retry", "--all")
-    assert told.stdout == "1 image pending again\n"
-    assert told.stderr == "No daemon is running: `visiond run` processes what is pending.\n"
+    retried = place.command("retry", "--all")
+    assert retried.stdout == "1 image pending again\n"
+    assert retried.stderr == "No daemon is running: `visiond run` processes what is pending.\n"
     assert counts_of(place) == {"PENDING": 1}
 
 
@@ -521,8 +521,8 @@ def test_check_reports_a_port_in_use_unless_its_own_daemon_has_it(tmp_path: Path
                 f"http.listen: cannot listen on {address}: Address already in use."
             ) == 1
     with Daemon(place):
-        told = say(place, "check", "--quick")
-    assert f"http.listen: {address} is in use by the daemon of this state folder." in told
+        running = say(place, "check", "--quick")
+    assert f"http.listen: {address} is in use by the daemon of this state folder." in running
 
 
 def test_once_does_its_work_without_pages_where_another_daemon_has_their_port(tmp_path: Path) -> None:
@@ -770,7 +770,7 @@ def test_each_command_explains_itself_with_an_example() -> None:
             command.callback.__doc__ or ""
         )
         for prefix, group in groups
-        for command in group.registered_commands
+        for command in (group.registered_commands if group else ())
         if command.callback
     }
     assert {

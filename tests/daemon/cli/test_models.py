@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
@@ -86,10 +87,10 @@ def test_a_model_is_pulled_and_checked_and_has_its_name_in_lists(
     assert [row["name"] for row in list_rows(place, "--catalog") if row["here"]] == ["siglip2-b16-224"]
 
 
-def list_rows(place: Place, *arguments: str) -> list[dict[str, object]]:
+def list_rows(place: Place, *arguments: str) -> list[dict[str, Any]]:
     done = place.command("models", "list", "--json", *arguments)
     assert done.returncode == 0, done.stderr
-    rows: list[dict[str, object]] = json.loads(done.stdout)
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
     return rows
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from daemon.cli import setup
 from daemon.config.loading import load, parse
+from daemon.config.models import table_of
 from daemon.core import hints
 from daemon.monitoring.notices import list_notices
 from stages.weights.catalog import CATALOG
@@ -178,7 +179,8 @@ def test_permissive_takes_other_models_only_where_the_license_asks_for_it(
     done = place.command("setup", "fast", "--permissive", "--quick", "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
     stages = load(place.config).stages
-    assert (stages.yolo.model, stages.clip.model, stages.blip.model) == ("d-fine-nano", "clip-b32", "")
+    models = [table_of(stages, name).model for name in ("yolo", "clip", "blip")]
+    assert models == ["d-fine-nano", "clip-b32", ""]
     for name in SETS:
         assert all(map(is_permissive, choose_models(name, permissive=True).values()))
     assert not is_permissive(choose_models("fast", permissive=False)["yolo"])
@@ -234,7 +236,7 @@ def test_a_folder_without_settings_and_inbox_gets_settings(tmp_path: Path, sent:
     done = run_forked(command, tmp_path, os.environ, tmp_path / "said", 2 * PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "inbox does not exist" in done.stdout
-    assert load(tmp_path / "daemon.toml").stages.blip.model == "blip-large"
+    assert table_of(load(tmp_path / "daemon.toml").stages, "blip").model == "blip-large"
 
 
 def test_what_somebody_changes_meanwhile_and_the_first_copy_stay(

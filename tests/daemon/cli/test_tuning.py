@@ -24,7 +24,8 @@ from daemon.placement.placement import choose_batches
 from daemon.placement.profile import Profile, read_profile
 from daemon.placement.recorded import read_gpus
 from daemon.terminal.options import check_trackers
-from tests.daemon_process import TOKEN, Daemon, Place, wait_for
+from tests.daemon_process import Daemon, Place, wait_for
+from tests.forked import TOKEN
 
 pytestmark = pytest.mark.timeout(600)  # up to ten daemons, one after another
 
@@ -322,7 +323,7 @@ def test_the_plan_of_another_machine_claims_no_rate(tmp_path: Path) -> None:
     told = place.command("plan", "--gpus", "4xA100-40GB").stdout
     assert "Devices: 4 × A100-40GB with 37 GiB free." in told
     assert re.search(r"Workers with ocr: (\d+) on cuda:0, \1 on cuda:1, \1 on cuda:2, \1 on cuda:3\.", told)
-    assert f"Batches: up to {choose_batches(read_gpus('A100-40GB')).usual} images." in told
+    assert f"Batches: up to {choose_batches(read_gpus('A100-40GB'), 'throughput').usual} images." in told
     assert "Limit: " in told
     assert "Expected rate: not known; only memory was considered." in told
     assert "For comparison: 1 × H200" in place.command("plan", "--gpus", "H200").stdout

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from daemon.config.loading import Config, load, parse
+from daemon.config.models import table_of
 from daemon.config.salvage import load_rest
 from daemon.config.sections import Section
 from daemon.core.errors import ConfigError
@@ -78,9 +79,10 @@ def test_a_pack_or_a_model_is_a_path_when_it_has_a_slash_and_a_name_otherwise() 
         {"models": {"pack": "./packs/mine"}, "stages": {"ocr": {"model": "../ocr"}}}, Path("/srv/visiond")
     )
     assert config.models.pack == "/srv/visiond/packs/mine"
-    assert config.stages.ocr.model == "/srv/ocr"
+    assert table_of(config.stages, "ocr").model == "/srv/ocr"
     plain = parse({"models": {"pack": "standard"}, "stages": {"clip": {"model": "large"}}}, Path("/srv"))
-    assert (plain.models.pack, plain.stages.clip.model, plain.stages.blip.model) == ("standard", "large", "")
+    assert plain.models.pack == "standard"
+    assert [table_of(plain.stages, name).model for name in ("clip", "blip")] == ["large", ""]
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_a_configuration_that_cannot_be_read_to_its_end_delays_no_stop(tmp_path:
     place = Place(tmp_path)
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(HANGING_DISK)
-    with Daemon(place, PYTHONPATH=str(tmp_path / "site")) as daemon:
+    with Daemon(place, environment={"PYTHONPATH": str(tmp_path / "site")}) as daemon:
         place.config.write_text("# hangs")
         daemon.signal(signal.SIGHUP)
         wait_for((tmp_path / "hangs").exists, "the reload reads it")

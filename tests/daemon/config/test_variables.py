@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from daemon.config.loading import Config, load, parse
+from daemon.config.models import table_of
 from daemon.config.salvage import load_rest
 from daemon.config.showing import list_tables
 from daemon.core.errors import ConfigError
@@ -56,8 +57,9 @@ def test_values_have_the_types_of_their_keys(monkeypatch: pytest.MonkeyPatch, tm
     assert (config.pipeline.max_attempts, config.pipeline.slab_bytes) == (3, 256 << 20)
     assert config.stage_names == ["ocr", "yolo"]
     assert config.state.path == tmp_path / "elsewhere"
-    assert (config.page.listen, config.stages.clip.model) == ("", "123")
-    assert config.stages.clip.options == {"labels": ["a cat", "a dog"], "template": "a photo of a {}"}
+    clip = table_of(config.stages, "clip")
+    assert (config.page.listen, clip.model) == ("", "123")
+    assert clip.options == {"labels": ["a cat", "a dog"], "template": "a photo of a {}"}
 
 
 def test_a_variable_with_file_behind_its_name_names_a_file_with_the_value(

@@ -92,7 +92,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
             with file.open(newline="") as lines:
                 return list(csv.DictReader(lines))
         case ".parquet":
-            return pyarrow.parquet.read_table(file).to_pylist(maps_as_pydicts="strict")
+            return list(pyarrow.parquet.read_table(file).to_pylist(maps_as_pydicts="strict"))
     return [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
 
 
@@ -285,7 +285,7 @@ async def test_a_file_is_one_row_and_that_is_its_newest_version(
         )
     with contextlib.closing(Reader(ledger.path)) as reader:
         assert reader.bin_counts() == {"C": 2}
-        for ratio in ({}, {"C": 1.0}):
+        for ratio in (dict[str, Any](), {"C": 1.0}):
             assert write(reader, tmp_path / f"all.{suffix}", suffix, force=True, **ratio) == 2
             assert [int(row["id"]) for row in read_rows(tmp_path / f"all.{suffix}")] == [4, 5]
 
@@ -663,7 +663,7 @@ def test_the_columns_are_those_of_the_configured_stages_not_of_all_that_are_inst
     ],
 )
 async def test_a_mix_has_exactly_its_shares_as_large_as_the_scarcest_bin_allows(
-    reader: Reader, tmp_path: Path, ratio: dict[str, float], counts: dict[str, int]
+    reader: Reader, tmp_path: Path, ratio: dict[str, Any], counts: dict[str, int]
 ) -> None:
     assert write(reader, tmp_path / "mix.jsonl", **ratio) == sum(counts.values())
     assert bins_of(tmp_path / "mix.jsonl") == counts

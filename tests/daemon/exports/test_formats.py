@@ -197,9 +197,9 @@ def test_ultralytics_reads_the_boxes_of_every_image(tmp_path: Path, images: list
         for image in images
     }
     assert found.keys() == expected.keys()
-    for place, boxes in found.items():
-        assert [name for name, _ in boxes] == [name for name, _ in expected[place]], place
-        for (_, box), (_, wanted) in zip(boxes, expected[place], strict=True):
+    for place, things in found.items():
+        assert [name for name, _ in things] == [name for name, _ in expected[place]], place
+        for (_, box), (_, wanted) in zip(things, expected[place], strict=True):
             assert box == pytest.approx(wanted, abs=1e-6)
 
 

@@ -59,7 +59,7 @@ def make_sink(folder: Path, **pipeline: Any) -> LanceSink:
 def make(folder: Path, number: int, text: str, **fields: Any) -> Record:
     outputs = make_outputs() | {"blip": Output(b'{"text":"%s","similarity":0.3}' % text.encode(), 0.25)}
     return make_record(
-        folder / "in", **{"id": number, "path": b"%d.jpg" % number, "outputs": outputs} | fields
+        folder / "in", **dict[str, Any](id=number, path=b"%d.jpg" % number, outputs=outputs) | fields
     )
 
 
@@ -67,7 +67,7 @@ def make_all(folder: Path, numbers: Sequence[int], text: str = "picture") -> lis
     return [make(folder, number, text) for number in numbers]
 
 
-def open_dataset(folder: Path, version: int | None = None) -> Any:
+def open_dataset(folder: Path, version: int | str | None = None) -> Any:
     return lance.dataset(folder / "results.lance", version=version)
 
 

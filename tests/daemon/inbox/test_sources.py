@@ -24,6 +24,7 @@ from daemon.inbox import sources
 from daemon.inbox.sources import _is_copy, temporary_name
 from daemon.ledger.record import Record
 from daemon.results.destinations import Held
+from daemon.system.beneath import rename_to_free
 from tests.makers import MODES, drop, open_destination, tree
 
 
@@ -62,7 +63,9 @@ def test_a_file_that_has_the_second_name_too_is_not_overwritten(tmp_path: Path) 
 def test_a_source_that_cannot_be_moved_stays_until_what_is_in_the_way_is_gone(
     tmp_path: Path, thing: str, status: JobStatus
 ) -> None:
-    fields = {} if status is JobStatus.DONE else {"outputs": {}, "models": [], "bin": "", "reason": "empty"}
+    fields: dict[str, Any] = (
+        {} if status is JobStatus.DONE else {"outputs": {}, "models": [], "bin": "", "reason": "empty"}
+    )
     record = drop(tmp_path, b"sub/deep/a.jpg", status=status, **fields)
     destination = open_destination(tmp_path, on_success="move")
     top = tmp_path / ("done" if status is JobStatus.DONE else "failed")
@@ -113,12 +116,11 @@ def test_a_source_in_a_failed_folder_that_is_a_link_comes_home_too(tmp_path: Pat
 
 def test_a_source_that_cannot_be_deleted_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = drop(tmp_path)
-    rename = sources.rename_to_free
 
     def refuse(old: bytes, new: bytes, **folders: int) -> None:
         if old == b"a.jpg":
             raise PermissionError(13, "Permission denied")
-        rename(old, new, **folders)
+        rename_to_free(old, new, **folders)
 
     monkeypatch.setattr(sources, "rename_to_free", refuse)
     with pytest.raises(Held, match="an image cannot leave its inbox"):
@@ -146,11 +148,10 @@ def test_a_file_that_gets_the_name_as_a_source_leaves_is_not_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     destination, record = open_destination(tmp_path, on_success="move"), drop(tmp_path)
-    rename = sources.rename_to_free
 
     def come_first(old: bytes, new: bytes, **folders: int) -> None:
         (tmp_path / "done" / "a.jpg").write_bytes(b"another image")
-        rename(old, new, **folders)
+        rename_to_free(old, new, **folders)
 
     with monkeypatch.context() as patch:
         patch.setattr(sources, "rename_to_free", come_first)
@@ -197,7 +198,7 @@ def test_a_source_goes_once_its_copy_is_on_the_disk(
         return call
 
     monkeypatch.setattr(os, "fsync", noted("fsync", os.fsync))
-    monkeypatch.setattr(sources, "rename_to_free", noted("rename", sources.rename_to_free))
+    monkeypatch.setattr(sources, "rename_to_free", noted("rename", rename_to_free))
     sources.move(record, os.path.join(destination.done, b"a.jpg"))
     # A source that cannot be renamed is copied. The copy and its
     # name are on the disk before the source is renamed to delete it.
@@ -320,12 +321,11 @@ def test_a_newer_version_that_slips_in_at_the_last_moment_goes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bins: str, on_success: str
 ) -> None:
     destination, record = open_destination(tmp_path, bins, on_success), drop(tmp_path)
-    rename = sources.rename_to_free
 
     def rename_too_late(old: bytes, new: bytes, **folders: int) -> None:
         if old == b"a.jpg":
             Path(os.fsdecode(record.location)).write_bytes(b"newer image")
-        rename(old, new, **folders)
+        rename_to_free(old, new, **folders)
 
     with monkeypatch.context() as patch, contextlib.suppress(OSError):
         patch.setattr(sources, "rename_to_free", rename_too_late)
@@ -355,12 +355,11 @@ def test_a_newer_version_of_the_same_size_and_time_goes_back_even_at_the_last_mo
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_success: str
 ) -> None:
     record = drop_beside_a_newer(tmp_path)
-    rename = sources.rename_to_free
 
     def rename_too_late(old: bytes, new: bytes, **folders: int) -> None:
         if (tmp_path / "newer").exists() and old == b"a.jpg":
             os.rename(tmp_path / "newer", record.location)
-        rename(old, new, **folders)
+        rename_to_free(old, new, **folders)
 
     monkeypatch.setattr(sources, "rename_to_free", rename_too_late)
     open_destination(tmp_path, on_success=on_success).publish(record)
@@ -374,13 +373,12 @@ def test_a_link_that_replaces_a_folder_at_the_last_moment_loses_no_file_elsewher
     destination, record = open_destination(tmp_path, on_success=on_success), drop(tmp_path, b"sub/a.jpg")
     folder, other = tmp_path / "inbox" / "sub", tmp_path / "other"
     shutil.copytree(folder, other)  # a file of the same name, size and time
-    rename = sources.rename_to_free
 
     def exchange(old: bytes, new: bytes, **folders: int) -> None:
         if os.path.basename(old) == b"a.jpg":
             os.rename(folder, tmp_path / "aside")
             folder.symlink_to(other)
-        rename(old, new, **folders)
+        rename_to_free(old, new, **folders)
 
     monkeypatch.setattr(sources, "rename_to_free", exchange)
     destination.publish(record)
@@ -472,14 +470,14 @@ def test_another_file_with_the_temporary_name_stays(tmp_path: Path, source: str)
 def test_two_mounts_of_one_file_system_get_one_copy_however_often_its_deletion_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rename, read_only = sources.rename_to_free, True
+    read_only = True
 
     def refuse(old: bytes, new: bytes, **folders: int) -> None:
         if folders and os.path.dirname(new) != os.fsencode(tmp_path / "inbox"):
             raise OSError(errno.EXDEV, "Invalid cross-device link")
         if folders and read_only:
             raise OSError(errno.EROFS, "Read-only file system")
-        rename(old, new, **folders)
+        rename_to_free(old, new, **folders)
 
     monkeypatch.setattr(sources, "rename_to_free", refuse)
     destination, record = open_destination(tmp_path, on_success="move"), drop(tmp_path)

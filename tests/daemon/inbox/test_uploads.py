@@ -21,6 +21,7 @@ from daemon.inbox import sources
 from daemon.inbox.sources import WRITTEN, find_changed, is_still_written
 from daemon.results.destinations import Held
 from daemon.results.judge import Judge
+from daemon.system.beneath import rename_to_free
 from stages.contract.base import Reason
 from stages.contract.binning import Thresholds
 from tests.daemon_process import Daemon, Place
@@ -114,13 +115,12 @@ def opened_while_moved(
     source: Path, monkeypatch: pytest.MonkeyPatch, then: Callable[[], object] = lambda: None
 ) -> Iterator[None]:
     """The source is opened for writing just before it leaves its inbox. then: what happens just after."""
-    rename = sources.rename_to_free
 
-    def rename_late(*names: bytes, **folders: int) -> None:
+    def rename_late(old: bytes, new: bytes, **folders: int) -> None:
         leaves = "src_dir_fd" in folders
         if leaves:
             opened.callback(os.close, open_now(os.fspath(source), os.O_WRONLY))
-        rename(*names, **folders)
+        rename_to_free(old, new, **folders)
         if leaves:
             then()
 
@@ -168,7 +168,7 @@ def test_whoever_opens_a_file_while_that_is_asked_neither_waits_nor_ends_the_dae
             refused.append(file)
         return answer
 
-    monkeypatch.setattr(sources.fcntl, "fcntl", open_too)
+    monkeypatch.setattr(fcntl, "fcntl", open_too)
     try:
         assert not is_still_written(bytes(file), os.stat(file).st_mtime)
     finally:
@@ -187,7 +187,7 @@ def test_where_the_system_does_not_say_who_writes_a_file_leaves_as_ever(
     def refuse(fd: int, command: int, argument: int) -> int:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(sources.fcntl, "fcntl", refuse)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
     open_destination(tmp_path, on_success="move").publish(drop(tmp_path))
     assert (tmp_path / "done" / "a.jpg").read_bytes() == b"image"
 

@@ -224,9 +224,7 @@ async def test_a_file_that_is_written_slowly_is_found_when_it_is_whole(
     """A file that is moved in is whole at once, so it shows that the events before it were processed."""
     seconds = NEVER
     async with watch() as found:
-        monkeypatch.setattr(
-            watching.Folder, "patience", property(lambda _: Patience(seconds, trusts_clock=True))
-        )
+        monkeypatch.setattr(Folder, "patience", property(lambda _: Patience(seconds, trusts_clock=True)))
         with (found.inbox / "slow.jpg").open("wb", buffering=0) as file:
             for number in range(3):
                 file.write(b"x" * 100)
@@ -405,9 +403,7 @@ async def test_a_file_that_has_grown_since_its_status_was_read_has_not_settled(
 def unsettled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """More unsettled files than there is room for: all of them have to settle."""
     monkeypatch.setattr("daemon.inbox.folder.UNSETTLED", 4)
-    monkeypatch.setattr(
-        watching.Folder, "patience", property(lambda _: Patience(SETTLE_SECONDS, trusts_clock=False))
-    )
+    monkeypatch.setattr(Folder, "patience", property(lambda _: Patience(SETTLE_SECONDS, trusts_clock=False)))
     return [f"{number}.jpg" for number in range(11)]
 
 
@@ -553,7 +549,7 @@ async def test_an_inbox_that_does_not_answer_delays_no_other_and_is_reported(
             mount_fixed.wait(PATIENCE)
         return scan(path)
 
-    monkeypatch.setattr(watching.os, "scandir", hang)
+    monkeypatch.setattr(os, "scandir", hang)
     monkeypatch.setattr("daemon.inbox.disk.FolderOrigin.answer_seconds", (ANSWER_SECONDS, 0.2))
     async with contextlib.AsyncExitStack() as stack:
         ledger = Ledger(tmp_path / "ledger.sqlite")
@@ -585,12 +581,12 @@ async def test_an_inbox_is_not_given_up_when_the_whole_machine_stood_still(
     """Then the time to answer is over at one check, and the answer is there at the next."""
     silence, looked_again = iter([3.0, 0.0]), threading.Event()
 
-    def silent_seconds(_folder: watching.Folder) -> float:
+    def silent_seconds(_folder: Folder) -> float:
         if (seconds := next(silence, None)) is None:
             looked_again.set()
         return seconds or 0.0
 
-    monkeypatch.setattr(watching.Folder, "silent_seconds", silent_seconds)
+    monkeypatch.setattr(Folder, "silent_seconds", silent_seconds)
     monkeypatch.setattr("daemon.inbox.disk.is_network_mount", lambda _: not looked_again.wait(PATIENCE))
     monkeypatch.setattr(watching, "ANSWER_SECONDS", 0.01)
     found = Found(inbox, ledger)
@@ -718,6 +714,7 @@ async def test_how_far_an_ordered_listing_came_is_in_the_ledger_until_one_reache
     monkeypatch.setattr("daemon.inbox.folder.origin_of", lambda root: origin)
     folder = {1: Inbox(path=inbox, settle_seconds=0, watch="poll")}
     with contextlib.closing(Reader(ledger.path)) as reader, anyio.fail_after(PATIENCE):
+        kept = anyio.Event()
 
         async def keep(number: int, marker: bytes) -> None:
             await ledger.keep_marker(number, marker)
@@ -734,7 +731,6 @@ async def test_how_far_an_ordered_listing_came_is_in_the_ledger_until_one_reache
                 tasks.cancel_scope.cancel()
             return [file.path for file in found.files]
 
-        kept = anyio.Event()
         for name in ("a.jpg", "b.jpg", "c.jpg"):
             (inbox / name).write_bytes(b"data")
         origin.breaks_at = b"c"

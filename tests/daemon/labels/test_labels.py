@@ -105,7 +105,7 @@ def test_what_differs_from_labels_is_exported_and_found_first(labels: Place) -> 
     assert {each["source"]["path"] for each in found} == {*wrong}
     assert {each["disagreement"]["signal"] for each in found} == {"labels"}
     tasks = labels.folder / "first"
-    options = ("--order", "disagreement", "--limit", 2, "--format", "label-studio")
+    options = ("--order", "disagreement", "--limit", "2", "--format", "label-studio")
     assert labels.command("export", *options, tasks).returncode == 0
     told = [task["meta"]["visiond"]["path"] for task in json.loads((tasks / "tasks.json").read_text())]
     assert told == [each["source"]["path"] for each in found], "in the order of the list"

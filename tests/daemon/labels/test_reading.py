@@ -34,12 +34,16 @@ def read(path: Path) -> list[Said]:
     return [*read_labels(path, lambda why: None)]
 
 
+def boxes_of(said: Said) -> list[tuple[str, object]]:
+    return [(each.label, pytest.approx(each.box)) for each in said.value if isinstance(each, ObjectLabel)]
+
+
 def read_json(folder: Path, document: Any) -> list[Said]:
     (folder / "labels.json").write_text(json.dumps(document))
     return read(folder / "labels.json")
 
 
-def task(*results: dict[str, Any], image: str = "/data/upload/3/1a2b3c4d-a%20b.jpg") -> dict[str, Any]:
+def task(*results: object, image: str = "/data/upload/3/1a2b3c4d-a%20b.jpg") -> dict[str, Any]:
     return {"id": 7, "data": {"image": image}, "annotations": [{"result": results}], "predictions": []}
 
 
@@ -131,9 +135,8 @@ def test_a_rectangle_of_label_studio_is_in_percent_also_if_it_is_turned(tmp_path
     }
     [said] = read_json(tmp_path, [task(RECTANGLE, turned, LINE | outline)])
     assert (said.name, said.kind, said.scale, said.size) == ("a b.jpg", Kind.OBJECTS, (100, 100), (640, 480))
-    boxes = [(each.label, pytest.approx(each.box)) for each in said.value if isinstance(each, ObjectLabel)]
     # 96 × 48 pixels, turned by 90° around its corner: 48 to the left of it, 96 below
-    assert boxes == [("dog", (10, 20, 40, 60)), ("dog", (2.5, 20, 10, 40)), ("cat", (1, 2, 5, 9))]
+    assert boxes_of(said) == [("dog", (10, 20, 40, 60)), ("dog", (2.5, 20, 10, 40)), ("cat", (1, 2, 5, 9))]
 
 
 def test_of_a_task_the_last_annotation_counts_that_was_not_cancelled(tmp_path: Path) -> None:
@@ -233,10 +236,7 @@ def test_a_folder_of_yolo_has_boxes_and_outlines_as_shares(tmp_path: Path, names
     (tmp_path / "images" / "train" / "a.PNG").write_bytes(b"")
     first, second = read(tmp_path)
     assert (first.name, first.scale) == ("images/train/a.PNG", (1, 1))
-    assert [(o.label, pytest.approx(o.box)) for o in first.value if isinstance(o, ObjectLabel)] == [
-        ("dog", (0.4, 0.3, 0.6, 0.7)),
-        ("cat", (0.1, 0.1, 0.3, 0.2)),
-    ]
+    assert boxes_of(first) == [("dog", (0.4, 0.3, 0.6, 0.7)), ("cat", (0.1, 0.1, 0.3, 0.2))]
     assert second == Said("labels/train/images/b", Kind.OBJECTS, [], (1, 1))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from pathlib import Path
@@ -20,7 +21,7 @@ def test_what_a_disk_has_lost_is_told_to_everybody_who_flushes_it(
     answers = [errno.EIO]
 
     def syncfs(_fd: int) -> int:
-        files.ctypes.set_errno(answers.pop() if (lost := bool(answers)) else 0)
+        ctypes.set_errno(answers.pop() if (lost := bool(answers)) else 0)
         return -lost
 
     monkeypatch.setattr(files, "_libc", SimpleNamespace(syncfs=syncfs))

@@ -117,7 +117,8 @@ async def test_a_change_of_any_figure_is_a_new_version_and_the_old_one_is_gone(
     ledger: Ledger, field: str
 ) -> None:
     await ledger.admit([make_file(), make_file(b"other.jpg")])
-    assert await ledger.admit([make_file(**{field: 99})]) == Admitted(pending=1, skipped=0, replaced=1)
+    changed = make_file()._replace(version=VERSION._replace(**{field: 99}))
+    assert await ledger.admit([changed]) == Admitted(pending=1, skipped=0, replaced=1)
     assert counts(ledger) == {"PENDING": 2, "GONE": 1}
     assert getattr(find(ledger, "a.jpg").version, field) == 99
 

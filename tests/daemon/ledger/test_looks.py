@@ -61,6 +61,7 @@ async def recall(
 ) -> dict[int, Content]:
     """What is known about image 1, whose file has these bytes."""
     read, models = [(1, content_of(data).digest)], {**ledger.models, number: OTHER}
+    known: dict[int, Content]
     known, _ = await ledger.run(lambda c: looks.recall(c, read, models, number, reuse=reuse))
     return known
 

@@ -47,7 +47,7 @@ FAILED |= {"reason": "truncated", "detail": "its end is missing"}
 
 
 def parsed(record: Record) -> dict[str, Any]:
-    return msgspec.json.decode(record.sidecar)
+    return msgspec.json.decode(record.sidecar, type=dict[str, Any])
 
 
 # Documents

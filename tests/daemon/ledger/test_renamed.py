@@ -60,7 +60,7 @@ def reader(kept: Ledger) -> Iterator[Reader]:
         yield opened
 
 
-def found(path: bytes, before: bytes = b"", **version: int) -> File:
+def found(path: bytes, before: bytes = b"", **version: Any) -> File:
     """A file that was found; a rename gives it another change time."""
     return make_file(path, **version)._replace(before=(before,) * bool(before))
 
@@ -311,9 +311,8 @@ async def test_a_second_look_is_not_lost_with_the_old_name(kept: Ledger) -> None
         await kept.run(lambda c: looks.end(c, "close", [gone], kept.models, 1, ()))
 
     async def wanted() -> list[tuple[Any, ...]]:
-        return await kept.run(
-            lambda c: [tuple(row) for row in c.execute("SELECT image, name, not_before FROM look")]
-        )
+        rows = await kept.run(lambda c: c.execute("SELECT image, name, not_before FROM look").fetchall())
+        return [tuple(row) for row in rows]
 
     await miss(b"a.jpg")
     assert await wanted() == []

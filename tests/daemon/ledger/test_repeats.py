@@ -33,7 +33,7 @@ async def kept(ledger: Ledger, inbox: Path) -> Ledger:
     return ledger
 
 
-async def process(ledger: Ledger, data: bytes = b"data", *, variant: int = 3, **version: int) -> Ending:
+async def process(ledger: Ledger, data: bytes = b"data", *, variant: int = 3, **version: Any) -> Ending:
     """A version of a.jpg that is read, ended and published."""
     await ledger.admit([make_file(**version)])
     [job] = await ledger.next_jobs(1, ())

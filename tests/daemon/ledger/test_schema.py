@@ -390,8 +390,8 @@ def unordered(tmp_path: Path) -> Path:
             connection.execute("INSERT INTO content VALUES (?, ?, ?, ?, ?, ?)", row)
             for model, stage in ((1, "ocr"), (2, "yolo")) if number < 7 else ():
                 checksum = checksums.of_result(content[0], Model(stage, "f", ""), Output(b"%d" % number, 0.5))
-                row = (content[0], model, b"%d" % number, 0.5, checksum + ((number, model) == (2, 1)))
-                connection.execute("INSERT INTO result VALUES (?, ?, ?, ?, ?)", row)
+                result = (content[0], model, b"%d" % number, 0.5, checksum + ((number, model) == (2, 1)))
+                connection.execute("INSERT INTO result VALUES (?, ?, ?, ?, ?)", result)
     return path
 
 

@@ -14,6 +14,7 @@ from daemon.cli.recovery import parse_age
 from daemon.core.jobs import Ending, Job, JobStatus, Placed
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
+from daemon.ledger.statements import SQL
 from daemon.maintenance import pruning
 from daemon.maintenance.background import run_in_background
 from daemon.maintenance.pruning import prune, survey
@@ -193,7 +194,7 @@ def test_after_any_history_of_a_file_pruning_changes_nothing_that_others_see(tmp
         connection.commit()
         before = seen_by_others(ledger.path)
         parameters = {"before": 150.0, "ids": json.dumps(list(range(1, 4001)))}
-        removed = connection.execute(pruning.SQL["prune"], parameters).fetchall()
+        removed = connection.execute(SQL["prune"], parameters).fetchall()
         connection.commit()
         assert seen_by_others(ledger.path) == before
     assert len(removed) > 400

@@ -135,7 +135,9 @@ def test_images_that_a_redo_finds_gone_are_no_longer_counted_as_outdated(tmp_pat
 
 
 def test_images_that_were_deleted_when_they_were_done_are_not_outdated(tmp_path: Path) -> None:
-    tables = [{"name": name, "on_success": name, "settle_seconds": 0.1} for name in ("delete", "keep")]
+    tables: list[dict[str, Any]] = [
+        {"name": name, "on_success": name, "settle_seconds": 0.1} for name in ("delete", "keep")
+    ]
     place = Place(tmp_path, {"inbox": tables})
     for number, table in enumerate(tables):
         place.drop_many(range(2 + number), table["name"])
@@ -149,7 +151,7 @@ def test_images_that_were_deleted_when_they_were_done_are_not_outdated(tmp_path:
 
 
 def test_images_whose_file_is_gone_or_replaced_stay_as_they_are_and_are_counted(tmp_path: Path) -> None:
-    tables = [
+    tables: list[dict[str, Any]] = [
         {"name": name, "on_success": name, "settle_seconds": 0.1} for name in ("delete", "move", "keep")
     ]
     place = Place(tmp_path, {"inbox": tables, "binning": NO_TEXT})

@@ -7,7 +7,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from msgspec import structs
 
 from daemon.config.loading import parse
 from daemon.config.sections import Inbox
+from daemon.config.state import DIARY
 from daemon.core.errors import ConfigError, LedgerDamaged
 from daemon.core.jobs import JobStatus
 from daemon.inbox.folder import open_folder
@@ -29,9 +30,10 @@ from daemon.maintenance import pruning
 from daemon.maintenance import schedule as upkeep
 from daemon.maintenance.background import run_in_background
 from daemon.maintenance.backups import back_up_into
+from daemon.maintenance.comparing import check_ledger
 from daemon.maintenance.forgetting import Forgotten
 from daemon.maintenance.schedule import Upkeep, is_quiet
-from daemon.monitoring.diary import DIARY, read_diary
+from daemon.monitoring.diary import read_diary
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import TASKS
 from tests.daemon_process import PATIENCE, Daemon, Gate, Place, picture, until, wait_for
@@ -297,7 +299,7 @@ async def test_a_new_backup_is_never_removed_as_old_whatever_the_names_of_the_ot
 async def test_two_prunings_are_done_one_after_the_other(
     open_upkeep: Callable[..., Upkeep], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper, running = open_upkeep(Clock()), []
+    keeper, running = open_upkeep(Clock()), list[int]()
 
     async def fake(*_: object) -> dict[str, object]:
         running.append(len(running))
@@ -366,7 +368,7 @@ async def test_a_background_thread_is_stopped_when_nothing_waits_for_it() -> Non
 
 @pytest.mark.parametrize(
     "read",
-    [upkeep.check_ledger, lambda path, stop: back_up_into(path, path.parent / "backups", 1, NIGHT, stop)],
+    [check_ledger, lambda path, stop: back_up_into(path, path.parent / "backups", 1, NIGHT, stop)],
     ids=["check", "backup"],
 )
 async def test_long_reads_can_be_stopped(ledger: Ledger, read: Callable[..., Any]) -> None:
@@ -410,7 +412,7 @@ async def ask_to_prune(keeper: Upkeep) -> None:
 async def test_making_the_file_smaller_stops_when_images_or_a_command_come(
     open_upkeep: Callable[..., Upkeep],
     monkeypatch: pytest.MonkeyPatch,
-    ask: Callable[[Upkeep], Awaitable[None]],
+    ask: Callable[[Upkeep], Coroutine[Any, Any, None]],
 ) -> None:
     keeper = open_upkeep(Clock())
     ledger, begun, asked, vacuum = keeper._ledger, threading.Event(), threading.Event(), pruning._vacuum
@@ -496,10 +498,12 @@ def test_a_scrape_does_not_wait_for_the_ledger_and_reports_what_was_known(tmp_pa
     place, gate = Place(tmp_path), Gate(tmp_path)
     oldest = "visiond_oldest_pending_seconds"
     place.drop("a.ppm", picture(1))
-    with Daemon(place, ready=False, **gate.environment) as daemon:
+    with Daemon(place, ready=False, environment=gate.environment) as daemon:
         daemon.wait_event("placement")
         known = wait_for(
-            lambda: place.has_ledger() and place.rows("SELECT 1 FROM image") and daemon.metric(oldest),
+            lambda: (
+                daemon.metric(oldest) if place.has_ledger() and place.rows("SELECT 1 FROM image") else None
+            ),
             "an image",
         )
         with contextlib.closing(sqlite3.connect(place.site.ledger, isolation_level=None)) as other:

@@ -18,7 +18,8 @@ from daemon.measure.steady import measure_rate
 from daemon.measure.trial import Bench, count_images
 from daemon.placement.profile import Trial, TunedSettings
 from daemon.system.gpus import Gpu
-from tests.daemon_process import TOKEN, Place, picture
+from tests.daemon_process import Place, picture
+from tests.forked import TOKEN
 
 
 @pytest.mark.parametrize(

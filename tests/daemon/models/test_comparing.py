@@ -39,8 +39,8 @@ from daemon.server.answers import ANSWERS_BYTES
 from daemon.system.gpus import Gpu, Sensors
 from daemon.terminal import control
 from daemon.workers import pool
-from tests.daemon_process import PATIENCE, TOKEN, Daemon, Place, picture, wait_for
-from tests.forked import Forked
+from tests.daemon_process import PATIENCE, Daemon, Place, picture, wait_for
+from tests.forked import TOKEN, Forked
 from tests.makers import admit, complete, done, make_record
 
 IMAGES = 40
@@ -487,7 +487,7 @@ def test_energy_of_all_images_follows_from_that_of_those_that_were_computed() ->
     model = Model("yolo", "sha256:0", "")
     run = SampleRun({"yolo": model}, ["cuda:0"], {}, Counter(), 20, 0, 4.0, 3.6e6)
     cost = ModelComparison("yolo", 3000, [], Counter(), Counter(), [], 1000, run).cost()
-    assert cost == (1000, 5.0, pytest.approx(1000 / 5 / 3600), pytest.approx(50.0))
+    assert cost == pytest.approx((1000, 5.0, 1000 / 5 / 3600, 50.0))
 
 
 def test_answers_are_kept_in_requests_that_a_daemon_takes_without_a_pause() -> None:

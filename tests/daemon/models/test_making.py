@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -215,7 +216,7 @@ def test_a_checkpoint_that_cannot_be_used_leaves_nothing_behind(
     (torn / "model.safetensors").write_bytes(b"torn")
     kind = "yolo" if source.endswith(".pt") else "clip"
     with pytest.raises(ModelsUnusable, match=rf"{source}.*(must be|cut short)"):
-        make(tmp_path / "mine", **{kind: tmp_path / source})
+        make(tmp_path / "mine", **dict[str, Any]({kind: tmp_path / source}))
     with pytest.raises(ModelsUnusable, match=r"clip on cpu: .* fails"):
         make(tmp_path / "mine", clip=MINI / "clip")
     assert [path.name for path in tmp_path.iterdir()] == ["torn"]

@@ -201,9 +201,9 @@ def test_a_notice_is_shown_wherever_results_are(tmp_path: Path) -> None:
             == {"yolo": NOTICE, "clip": NOTICE}
         )
         metrics = daemon.fetch("/metrics")[1].decode()
-    shown = [row for row in metrics.splitlines() if row.startswith("visiond_stage_notice_info{")]
-    assert {row.split("}")[0].partition("{")[2] for row in shown if row.endswith(" 1.0")} == {
+    rows = [row for row in metrics.splitlines() if row.startswith("visiond_stage_notice_info{")]
+    assert {row.split("}")[0].partition("{")[2] for row in rows if row.endswith(" 1.0")} == {
         'notice="random",stage="yolo"',
         'notice="random",stage="clip"',
     }
-    assert len(shown) == 12
+    assert len(rows) == 12

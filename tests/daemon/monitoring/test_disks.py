@@ -66,7 +66,7 @@ async def test_a_dead_mount_delays_no_other_folder_and_is_not_asked_again_before
     found = Disks({"dead": tmp_path / "dead", "live": tmp_path})
     for looks in range(1, 4):
         await found.look()
-        await until(lambda looks=looks: asked.count(tmp_path) == looks)  # type: ignore[misc]
+        await until(lambda looks=looks: asked.count(tmp_path) == looks)
     assert found.rooms.keys() == {"live"}
     assert asked.count(tmp_path / "dead") == 1
     answers.set()

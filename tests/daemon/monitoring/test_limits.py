@@ -27,7 +27,7 @@ def work(
 
 
 IDLE: dict[str, Any] = {"occupied": 0.0, "waiting": {"input": 1.0}, "in_flight": 0, "ended": 0}
-HALF = {"gpu_busy": 0.5}
+HALF: dict[str, Any] = {"gpu_busy": 0.5}
 
 
 @pytest.mark.parametrize(

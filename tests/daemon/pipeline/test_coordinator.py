@@ -179,7 +179,7 @@ def test_a_file_deleted_or_replaced_while_it_waits_is_gone_and_its_new_version_d
     place, gate = Place(tmp_path, {"pipeline": {"slab_bytes": 1 << 20}}), Gate(tmp_path)
     for number in range(90):  # more than the slab has room for
         place.drop(f"{number:05d}.ppm", picture(number, bytes(1 << 16)))
-    with Daemon(place, ready=False, **gate.environment) as daemon:
+    with Daemon(place, ready=False, environment=gate.environment) as daemon:
         wait_for(
             lambda: place.has_ledger() and place.rows("SELECT COUNT(*) FROM image") == [(90,)], "a backlog"
         )
@@ -199,7 +199,7 @@ def test_a_file_deleted_or_replaced_while_it_waits_is_gone_and_its_new_version_d
 def test_a_version_that_is_replaced_while_a_worker_has_it_is_never_published(tmp_path: Path) -> None:
     place, gate = Place(tmp_path, {"output": {"sinks": ["jsonl"]}}), Gate(tmp_path)
     place.drop("a.ppm", picture(1))
-    with Daemon(place, ready=False, **gate.environment) as daemon:
+    with Daemon(place, ready=False, environment=gate.environment) as daemon:
         wait_for(lambda: place.has_ledger() and place.rows("SELECT id FROM image"), "its row")
         daemon.wait_until(lambda status: status["slab_used_bytes"], "its bytes in the slab")
         place.drop("a.ppm", picture(2))

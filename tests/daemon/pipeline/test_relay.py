@@ -35,7 +35,7 @@ def test_lines_of_several_stations_are_whole_and_name_their_station(tmp_path: Pa
     (tmp_path / "sitecustomize.py").write_text(IN_STATIONS)
     place = Place(tmp_path, {"pipeline": {"stations": 2, "workers_per_device": 2}})
     stations = ("station 0", "station 1")
-    with Daemon(place, **{CHILDREN_PATH: str(place.folder)}) as daemon:
+    with Daemon(place, environment={CHILDREN_PATH: str(place.folder)}) as daemon:
         for station in stations:
             daemon.wait_event("station printed a traceback", station=station)
         assert daemon.stop() == 0

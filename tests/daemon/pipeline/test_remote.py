@@ -19,6 +19,7 @@ import pytest
 from daemon.config.loading import parse
 from daemon.core.errors import NoWorkersLeft
 from daemon.core.jobs import Committed, Ending, Job, JobStatus, Placed
+from daemon.ledger.record import Record
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline import remote, wire
 from daemon.pipeline.schedule import Schedule
@@ -27,7 +28,7 @@ from daemon.service.lifecycle import Service, run_service
 from daemon.system.cores import Cores
 from tests.daemon_process import Daemon, Place, picture, running, wait_for
 from tests.faults.stations import stations_of
-from tests.makers import done, make_job
+from tests.makers import done, make_job, make_record
 
 SLOW = {name: {"options": {"latency_per_image_seconds": 0.002}} for name in ("blip",)}
 
@@ -237,8 +238,8 @@ class Recorder:
         self.schedule.end(*committed)
         return committed
 
-    def record_of(self, ending: Ending) -> int:
-        return ending.job.id
+    def record_of(self, ending: Ending) -> Record:
+        return make_record(Path("/inbox"), id=ending.job.id)
 
     async def note_published(self, group: Published) -> None:
         self.published.append(group)
@@ -276,4 +277,5 @@ async def test_sinks_get_images_too_whose_source_cannot_leave_its_inbox_yet(has_
         await station._note_published(
             wire.NotePublished(3, [1, 2], {1, 2}, [Placed(1), Placed(2, is_held=True)], {1: "full"}, [], 0.0)
         )
-    assert [group.publication.records for group in coordinator.published] == [[1, 2] if has_sinks else []]
+    [group] = coordinator.published
+    assert [record.id for record in group.publication.records] == ([1, 2] if has_sinks else [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -15,7 +16,7 @@ INBOXES = {1, 2}
 NOBODY = frozenset[int]()
 
 
-def image(number: int, path: bytes | None = None, **fields: int) -> Job:
+def image(number: int, path: bytes | None = None, **fields: Any) -> Job:
     return make_job(path or b"%d.jpg" % number, id=number, **fields)
 
 
@@ -191,7 +192,7 @@ def test_a_limit_counts_images_with_all_their_attempts() -> None:
     finish(schedule, 2)
     question = schedule.ask(9, INBOXES, 0.0)
     assert question
-    assert (question.only, schedule.left) == ({1}, 1)
+    assert (question.only, schedule.left) == (frozenset({1}), 1)
     assert not schedule.is_over(0.0, later=True)
     schedule.offer([image(1)])
     assert take(schedule) == [1]
@@ -211,7 +212,7 @@ def test_with_a_limit_only_its_images_get_second_looks() -> None:
     schedule = offered(*map(image, (1, 2)), limit=1)
     take(schedule)
     finish(schedule, 1)
-    assert schedule.ask_look("again", 9, INBOXES, 0.0).only == {1}
+    assert schedule.ask_look("again", 9, INBOXES, 0.0).only == frozenset({1})
 
 
 def test_a_second_look_that_ends_makes_no_room_for_another_image_in_a_limit() -> None:
@@ -237,7 +238,7 @@ def test_an_inbox_that_is_away_rests_and_is_reported_once() -> None:
     schedule = Schedule()
     notes = [schedule.note_read([unread(1), (2, READ)], now) for now in (0.0, 0.1)]
     assert [note.away for note in notes] == [{1: "no answer"}, {}]
-    assert (schedule.resting(0.2), schedule.away()) == ({1}, {1: "no answer"})
+    assert (schedule.resting(0.2), schedule.away()) == (frozenset({1}), {1: "no answer"})
 
 
 def test_it_is_tried_after_its_rest_and_is_back_with_the_first_image_that_can_be_read() -> None:
@@ -280,7 +281,7 @@ def test_an_inbox_of_which_some_images_can_be_read_is_away_and_never_given_up() 
     for _ in range(2 * TRIES):
         schedule.note_read([unread(), (1, READ)], now)
         now += REST_SECONDS + 1
-    assert (schedule.away().keys(), schedule.lasting()) == ({1}, NOBODY)
+    assert ({*schedule.away()}, schedule.lasting()) == ({1}, NOBODY)
 
 
 # The end
@@ -301,4 +302,4 @@ def test_what_nobody_has_is_left_to_the_ledger() -> None:
     schedule = offered(image(1), image(2))
     take(schedule, most=1)
     schedule.forget_waiting()
-    assert (take(schedule), known(schedule)) == ([], {1})
+    assert (take(schedule), known(schedule)) == ([], frozenset({1}))

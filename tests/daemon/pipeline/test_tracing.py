@@ -81,8 +81,8 @@ def read_spans(request: ExportTraceServiceRequest) -> Iterator[Span]:
         resource = read_attributes(part.resource.attributes)
         for span in (span for scope in part.scope_spans for span in scope.spans):
             times = (span.start_time_unix_nano, span.end_time_unix_nano)
-            about = (read_attributes(span.attributes), span.status.code, resource)
-            yield Span(span.name, span.trace_id, span.span_id, span.parent_span_id, *times, *about)
+            ids = (span.trace_id, span.span_id, span.parent_span_id)
+            yield Span(span.name, *ids, *times, read_attributes(span.attributes), span.status.code, resource)
 
 
 def read_attributes(pairs: Any) -> dict[str, Any]:

@@ -244,7 +244,7 @@ def test_several_annotators_on_a_machine_share_its_cores_and_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two, each with a GPU of its own, have together what one daemon has with both."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
     monkeypatch.setattr(host, "measure_free", lambda *_: 1 << 40)
     gpus = [make_gpu(0, "NVIDIA H100 80GB HBM3"), make_gpu(1, "NVIDIA H100 80GB HBM3")]
     config = parse(Place(tmp_path, {"pipeline": {"workers_per_device": 0}}).settings, tmp_path)
@@ -257,10 +257,10 @@ def test_several_annotators_on_a_machine_share_its_cores_and_memory(
             for segment in each.placement.segments
         ]
 
-    assert divide(Layout.of(config, gpus=gpus)) == [(4, 4)]
-    assert divide(*(Layout.of(config, gpus=[gpu], sharers=2) for gpu in gpus)) == [(2, 4), (2, 4)]
+    assert divide(Layout.of(config, gpus=gpus)) == [(6, 2)]
+    assert divide(*(Layout.of(config, gpus=[gpu], sharers=2) for gpu in gpus)) == [(3, 2), (3, 2)]
     monkeypatch.setattr(host, "measure_free", lambda *_: 3 * WORKER_BYTES)
-    assert divide(Layout.of(config, gpus=gpus[:1], sharers=2)) == [(1, 8)]
+    assert divide(Layout.of(config, gpus=gpus[:1], sharers=2)) == [(1, 4)]
 
 
 def test_a_gpus_memory_grows_in_one_segment_unless_the_user_has_settings_of_pytorchs(

@@ -10,7 +10,6 @@ from daemon.config.loading import parse
 from daemon.layout.layout import used_gpus
 from daemon.layout.slabs import CPU_SLAB, GPU_SLAB, size_slab
 from daemon.placement.placement import (
-    CORES_PER_WORKER,
     GPU_WORKERS,
     WORKER_BYTES,
     Batches,
@@ -107,7 +106,9 @@ def test_the_reason_for_a_placement_mentions_no_memory_that_was_not_checked() ->
         (100 * LARGE, MANY, VAST, GPU_WORKERS),
         (2 * NEED, MANY, VAST, 2),
         (3 * NEED - 1, MANY, VAST, 2),
-        (LARGE, 2 * CORES_PER_WORKER, VAST, 2),
+        (LARGE, 8, VAST, GPU_WORKERS),
+        (LARGE, 4, VAST, 3),
+        (LARGE, 3, VAST, 2),
         (LARGE, 1, VAST, 1),
         (LARGE, MANY, 4 * WORKER_BYTES - 1, 3),
         (LARGE, MANY, 0, 1),
@@ -125,7 +126,7 @@ def test_memory_and_cores_bound_the_workers_on_a_gpu(
 def test_a_card_with_little_memory_has_the_workers_that_were_measured(mebibytes: int, workers: int) -> None:
     weights = {"ocr": 40 << 20, "yolo": 10 << 20, "clip": 300 << 20, "blip": 620 << 20}
     gpus = make_gpus(mebibytes << 20)
-    [segment] = place(*gpus, weights=weights, batches=choose_batches(gpus)).segments
+    [segment] = place(*gpus, weights=weights, batches=choose_batches(gpus, "throughput")).segments
     assert len(segment.devices) == workers
 
 
@@ -143,15 +144,15 @@ def test_a_card_with_little_memory_has_the_workers_that_were_measured(mebibytes:
     ],
 )
 def test_batches_leave_room_for_workers(gibibytes: float, batches: Batches) -> None:
-    assert choose_batches(make_gpus(int(gibibytes * 2**30))) == batches
+    assert choose_batches(make_gpus(int(gibibytes * 2**30)), "throughput") == batches
 
 
 def test_a_gpu_with_little_memory_does_not_make_batches_smaller_than_it_must() -> None:
     """Others may use most of a large GPU."""
     large = 200 << 30
-    assert choose_batches(make_gpus(large, int(9.5 * 2**30))) == Batches(64, 64)
-    assert choose_batches(make_gpus(large, 5 << 30)) == Batches(64, 32)
-    assert choose_batches(make_gpus(large, 2 << 30)) == Batches(8, 8)
+    assert choose_batches(make_gpus(large, int(9.5 * 2**30)), "throughput") == Batches(64, 64)
+    assert choose_batches(make_gpus(large, 5 << 30), "throughput") == Batches(64, 32)
+    assert choose_batches(make_gpus(large, 2 << 30), "throughput") == Batches(8, 8)
 
 
 def spec(name: str, batch_size: int) -> StageSpec:
@@ -218,7 +219,7 @@ def test_more_pixels_are_decoded_at_once_where_the_memory_of_all_threads_allows_
     assert size_groups([large, small], 10) == size_groups([small], 10) == size_groups([], 1) == 200_000_000
 
 
-def count_by(spread: str, *gpus: Gpu, **host: int) -> dict[str, int]:
+def count_by(spread: str, *gpus: Gpu, **host: Any) -> dict[str, int]:
     return Counter(place(*gpus, spread=spread, **host).segments[0].devices)
 
 
@@ -228,7 +229,7 @@ def test_each_gpu_has_the_workers_that_its_own_memory_allows_and_its_share_of_th
     assert place(*unequal).why.endswith(f"workers: {GPU_WORKERS} on cuda:0, 2 on cuda:1, 1 on cuda:2")
     assert place(*unequal).limit == f"each worker needs {NEED >> 20:,} MiB of GPU memory"
     assert len(place(*make_gpus(LARGE, LARGE), memory=4 * WORKER_BYTES).segments[0].devices) == 2 * 2
-    assert len(place(*make_gpus(LARGE, LARGE), cores=4 * CORES_PER_WORKER).segments[0].devices) == 2 * 2
+    assert len(place(*make_gpus(LARGE, LARGE), cores=6).segments[0].devices) == 2 * 2
 
 
 def test_round_robin_starts_as_many_workers_on_each_gpu() -> None:
@@ -240,11 +241,11 @@ def test_round_robin_starts_as_many_workers_on_each_gpu() -> None:
 
 def test_fill_first_fills_one_gpu_before_the_next_and_leaves_the_last_ones_free() -> None:
     gpus = make_gpus(3 * NEED, LARGE, LARGE, LARGE)
-    assert count_by("fill-first", *gpus, cores=4 * 2 * CORES_PER_WORKER) == {"cuda:0": 3, "cuda:1": 5}
+    assert count_by("fill-first", *gpus, cores=11) == {"cuda:0": 3, "cuda:1": 5}
     assert count_by("fill-first", *gpus) == {"cuda:0": 3} | dict.fromkeys(
         ["cuda:1", "cuda:2", "cuda:3"], GPU_WORKERS
     )
-    held = place(*gpus, spread="fill-first", cores=4 * CORES_PER_WORKER, devices=["cuda", "cpu"])
+    held = place(*gpus, spread="fill-first", cores=6, devices=["cuda", "cpu"])
     assert Counter(held.segments[0].devices)["cpu"] == 1
 
 
@@ -335,7 +336,7 @@ def test_pipelined_starts_as_many_workers_on_each_device_as_its_run_has_memory_f
 
 def test_the_devices_of_a_pipelined_placement_share_the_host() -> None:
     gpus = make_gpus(LARGE, LARGE)
-    few_cores = place(*gpus, placement="pipelined", cores=12)
+    few_cores = place(*gpus, placement="pipelined", cores=6)
     little_memory = place(*gpus, placement="pipelined", memory=2 * 2 * WORKER_BYTES)
     assert [len(segment.devices) for segment in few_cores.segments] == [2, 2]
     assert [len(segment.devices) for segment in little_memory.segments] == [2, 2]

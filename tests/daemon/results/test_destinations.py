@@ -26,9 +26,10 @@ from daemon.results.destinations import (
     write_sidecar,
     write_whole,
 )
+from daemon.system.beneath import rename_to_free
 from tests.makers import MODES, drop, make_record, open_destination, put_in_the_way, tree
 
-FAILED = {
+FAILED: dict[str, Any] = {
     "status": JobStatus.FAILED,
     "outputs": {},
     "models": [],
@@ -504,7 +505,7 @@ def crash_after(calls: int, patch: pytest.MonkeyPatch) -> None:
 
     for name in ("open", "write", "rename", "unlink", "symlink", "mkdir", "sendfile", "utime", "fsync"):
         patch.setattr(os, name, mortal(getattr(os, name)))
-    patch.setattr(sources, "rename_to_free", mortal(sources.rename_to_free))
+    patch.setattr(sources, "rename_to_free", mortal(rename_to_free))
 
 
 @pytest.mark.parametrize("fields", [{}, FAILED], ids=["done", "failed"])

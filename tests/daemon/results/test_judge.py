@@ -84,7 +84,8 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str]
         (tmp_path / "users_rules.py").write_text(text)
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.delitem(sys.modules, "users_rules", raising=False)
-        return load_rule(f"users_rules:{name}")
+        rule: Callable[[dict[str, Any]], str] = load_rule(f"users_rules:{name}")
+        return rule
 
     return write
 
@@ -156,8 +157,9 @@ def test_a_rule_that_raises_fails_the_image_for_good_and_says_how_and_where(
     assert ending.failure == Failure(
         Reason.RULE, f"KeyError: 'faces' (users_rules.py, line 6); the record has {known}"
     )
-    detail = end(answered(), rule=load(RULES, "divide")).failure.detail
-    assert detail == "ValueError: invalid literal for int() with base 10: 'x' (users_rules.py, line 9)"
+    assert end(answered(), rule=load(RULES, "divide")).failure == Failure(
+        Reason.RULE, "ValueError: invalid literal for int() with base 10: 'x' (users_rules.py, line 9)"
+    )
 
 
 def test_each_kind_of_error_of_a_rule_is_logged_once_with_its_traceback(

@@ -53,8 +53,11 @@ class Collecting:
             raise self.broken
         self.groups.append(list(records))
 
+    def problem(self) -> str:
+        return ""
 
-class Silent:
+
+class Silent(Collecting):
     """A sink that never answers."""
 
     async def append(self, records: Sequence[Record]) -> None:

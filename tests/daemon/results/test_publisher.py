@@ -185,7 +185,7 @@ async def test_held_images_are_not_tried_again_before_all_that_a_crash_left_behi
     asked: list[set[int]] = []
 
     def publish_and_try_again(*arguments: Any) -> Publication:
-        publisher.note(Publication([], {1: "a full disk"}, set(), [], []))
+        publisher.note(Publication([], {1: "a full disk"}, set(), [], 0.0))
         asked.append(publisher._held.keys() - publisher._recovering)
         return publish_records(*arguments)
 

@@ -102,7 +102,7 @@ def test_a_low_score_a_guessed_line_and_a_small_margin_are_doubts() -> None:
     assert doubt_of_caption({"text": "a dog", "similarity": 0.3}) == pytest.approx(0.7)
     lines = page("Invoice 17\ntotal 4.50")
     assert doubt_of_text(lines) == pytest.approx(0.1)
-    lines["lines"][1]["guessed"] = True  # type: ignore[index]
+    lines["lines"][1]["guessed"] = True
     assert doubt_of_text(lines) == 1.0
 
 

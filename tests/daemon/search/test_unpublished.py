@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from daemon.core.jobs import JobStatus
-from daemon.ledger import publications
 from daemon.ledger.publications import LOOKED_AT, read_unpublished
+from daemon.ledger.statements import SQL
 from daemon.search.query import QueryError, parse
 from tests.daemon.search.place import Place
 from tests.makers import make_file
@@ -80,7 +80,7 @@ def test_a_search_among_many_others_stops_in_time_and_goes_on(place: Place) -> N
         assert (found, following) == ([], last + 1 - LOOKED_AT)
         assert len(read_unpublished(connection, JobStatus.SKIPPED, following, 9)[0]) == 5
         plan = connection.execute(
-            f"EXPLAIN QUERY PLAN {publications.SQL['unpublished']}",
+            f"EXPLAIN QUERY PLAN {SQL['unpublished']}",
             {"first": 1, "before": 9, "status": 3, "inboxes": None, "words": "[]", "limit": 9},
         ).fetchall()
     assert plan[0]["detail"] == "SEARCH image USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"

@@ -6,6 +6,7 @@ import http.client
 import json
 from collections.abc import Mapping
 from contextlib import closing
+from http.client import HTTPMessage
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ def open_place(folder: Path, settings: Mapping[str, Any] | None = None) -> Place
 class Answer(NamedTuple):
     status: int
     content: Any  # as JSON
-    headers: Mapping[str, str]
+    headers: HTTPMessage
 
     @property
     def image(self) -> dict[str, Any]:

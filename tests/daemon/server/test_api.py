@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def client(place: Place) -> Client:
 def test_a_program_that_goes_on_where_it_was_gets_each_image_once_in_the_order_of_publication(
     place: Place, client: Client
 ) -> None:
-    after, seen = 0, []
+    after, seen = 0, list[dict[str, Any]]()
     while (answer := client.get(f"/api/images?after={after}&limit=3"))["images"]:
         assert len(answer["images"]) <= 3
         assert answer["more"] == (len(seen) + len(answer["images"]) < 8)

@@ -241,7 +241,7 @@ def test_nothing_is_wider_than_a_phone(browser: Browser, site: Site) -> None:
         for path in ("/", "/?by=disagreement", "/duplicates", "/images/1", "/state", "/settings", "/login"):
             tab.goto(path)
             for scheme in ("light", "dark"):
-                tab.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+                tab.emulate_media(color_scheme=scheme)
                 assert tab.evaluate("document.documentElement.scrollWidth") <= 360, (path, scheme)
                 ground = tab.evaluate("getComputedStyle(document.body).backgroundColor")
                 assert (ground == DARK) == (scheme == "dark"), path

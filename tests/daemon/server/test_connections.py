@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -119,7 +120,7 @@ async def test_what_came_while_the_machine_stood_still_is_answered(monkeypatch: 
             # The shell is there before the connection: to start it may take longer than a client has.
             with socket.socket() as client:
                 client.settimeout(PATIENCE)
-                async with await anyio.open_process(["sh", "-c", stop], stdout=client) as shell:
+                async with await anyio.open_process(["sh", "-c", stop], stdout=client.fileno()) as shell:
                     assert shell.stderr
                     assert shell.stdin
                     await shell.stderr.receive()
@@ -226,9 +227,9 @@ async def test_if_descriptors_are_few_the_client_that_waited_longest_is_disconne
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Each client has one that the work needs.
-    monkeypatch.setattr(connections.resource, "getrlimit", lambda kind: (3, 3))
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (3, 3))
     async with served() as port, contextlib.AsyncExitStack() as stack:
-        clients = []
+        clients = list[SocketStream]()
         for _ in range(connections.LEAST_CONNECTIONS + 1):
             await until(lambda: len(connections.Connection.waiting) == len(clients))
             clients.append(await stack.enter_async_context(await anyio.connect_tcp("127.0.0.1", port)))

@@ -25,6 +25,7 @@ from daemon.server.incoming import (
     choose_suffix,
     clean,
 )
+from daemon.system.beneath import rename_to_free
 from daemon.unpacking import folder
 from daemon.unpacking.folder import NoRoom
 from stages.contract.base import ImageError
@@ -65,7 +66,7 @@ def test_bytes_and_names_are_flushed_in_an_order_that_no_power_failure_can_break
 ) -> None:
     """The bytes before the name, and the name before the answer; of a large file as of those that are in memory."""
     calls = []
-    fsync, rename = os.fsync, incoming.rename_to_free
+    fsync = os.fsync
 
     def note_fsync(fd: int) -> None:
         calls.append(("flush", Path(os.readlink(f"/proc/self/fd/{fd}")).name))
@@ -73,7 +74,7 @@ def test_bytes_and_names_are_flushed_in_an_order_that_no_power_failure_can_break
 
     def note_rename(before: bytes, after: bytes, **folders: Any) -> None:
         calls.append(("rename", os.fsdecode(after)))
-        rename(before, after, **folders)
+        rename_to_free(before, after, **folders)
 
     receiver = open_receiver(tmp_path)
     files = [receive(receiver, picture(number)) for number in range(2)]

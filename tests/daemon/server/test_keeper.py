@@ -81,7 +81,7 @@ def test_why_there_is_no_page_stands_in_check_status_and_metrics_until_there_is_
         in place.command("check", "--quick").stdout
     )
     pauses = {f"daemon.server.keeper.{name}_SECONDS": 0.1 for name in ("PAUSE", "LONGEST_PAUSE")}
-    with Daemon(place, **with_pauses(pauses)) as daemon:
+    with Daemon(place, environment=with_pauses(pauses)) as daemon:
         address = place.settings["page"]["listen"]
         daemon.wait_until(
             lambda status: "page: the page's process has ended" in str(status["obstacles"]), "the problem"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import FloatRect, Locator, expect
 from playwright.sync_api import Page as Tab
 
 from stages.scenes.generator import write_samples
@@ -94,10 +94,10 @@ def test_boxes_lie_over_the_objects_of_the_picture(tab: Tab, served: Served) -> 
     assert sum(met) > len(met) / 2, f"boxes begin at {drawn}, and objects at {wanted}"
 
 
-def box_of(shape: Locator) -> dict[str, float]:
+def box_of(shape: Locator) -> FloatRect:
     found = shape.bounding_box()
     assert found
-    return dict(found)
+    return found
 
 
 def test_words_on_an_image_find_it(tab: Tab, served: Served) -> None:

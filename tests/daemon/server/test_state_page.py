@@ -123,7 +123,7 @@ def test_state_and_settings_fit_a_phone_and_shut_nobody_out(browser: Browser, or
             if path == "/settings":
                 tab.locator("summary").click()
             for scheme in ("light", "dark"):
-                tab.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+                tab.emulate_media(color_scheme=scheme)
                 assert tab.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path
                 found = Axe().run(tab, options={"runOnly": RULES.split(), "resultTypes": ["violations"]})
                 assert found.violations_count == 0, f"{path}, {scheme}: {found.generate_report()}"

@@ -127,11 +127,15 @@ class Reader:
         if self._seconds is None:
             await anyio.sleep_forever()
         await anyio.lowlevel.checkpoint()
-        self.now += self._seconds
+        self.now += self._seconds or 0.0
 
     async def ask(self, answer: Originals, method: str = "GET") -> None:
         scope = {"type": "http", "method": method, "path": "/images/originals.zip"}
-        await answer(scope, anyio.sleep_forever, self.take)
+        await answer(scope, self.stay, self.take)
+
+    async def stay(self) -> Message:
+        await anyio.sleep_forever()
+        return {}
 
 
 @pytest.mark.anyio

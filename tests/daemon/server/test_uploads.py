@@ -317,7 +317,7 @@ def test_an_inbox_in_which_too_much_waits_takes_no_more(tmp_path: Path) -> None:
 def test_uploads_are_counted_by_what_became_of_them_also_when_the_page_has_ended(tmp_path: Path) -> None:
     place = open_place(tmp_path)
     pauses = with_pauses({"daemon.server.keeper.PAUSE_SECONDS": 0.05})
-    with Daemon(place, **pauses) as daemon:
+    with Daemon(place, environment=pauses) as daemon:
 
         def count(outcome: str, reason: str = "") -> float:
             return daemon.metric("visiond_uploads_total", outcome=outcome, reason=reason)

@@ -122,7 +122,8 @@ def free_ports(count: int) -> list[int]:
 
 def _takes_objects(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-        return Bucket(port).put({"probe": b""}) is None
+        Bucket(port).put({"probe": b""})
+        return True
     return False
 
 

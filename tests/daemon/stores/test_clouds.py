@@ -97,7 +97,7 @@ def test_an_outage_and_a_listing_that_begins_anew_lose_and_double_nothing(
     way.fault = lambda asked: next(faults)
     url = f"{cloud.scheme}://{BUCKET}/{prefix}"
     place = Place(tmp_path, {"inbox": [{"url": url}], "pipeline": {"rescan_seconds": 0.1}})
-    with Daemon(place, **with_pauses(SHORT)) as daemon:
+    with Daemon(place, environment=with_pauses(SHORT)) as daemon:
         daemon.wait_until(lambda status: status["done"] == len(objects), "all results")
         way.fault = lambda asked: REFUSED
         daemon.wait_until(lambda status: status["obstacles"], "the outage")

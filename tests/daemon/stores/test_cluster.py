@@ -94,8 +94,10 @@ def test_lists_in_a_store_name_objects_or_have_their_bytes(
     url = put(bucket, f"{prefix}/lists", {"0.ppm": data[0]})
     put(bucket, f"{prefix}/x y", {"1.ppm": data[1]})
     named = [{"url": f"{url}/0.ppm"}, {"url": "../lists/../x y/1.ppm"}, {"url": f"{url}/gone.ppm"}]
-    whole = [{"name": f"{number}.ppm", "bytes": each} for number, each in enumerate(data)]
-    lines = [row | {"bytes": base64.b64encode(row["bytes"]).decode()} for row in whole]  # type: ignore[arg-type]
+    whole: list[dict[str, Any]] = [
+        {"name": f"{number}.ppm", "bytes": each} for number, each in enumerate(data)
+    ]
+    lines = [row | {"bytes": base64.b64encode(row["bytes"]).decode()} for row in whole]
     for name, rows in {"named": named, "lines": lines}.items():
         put(
             bucket,
@@ -138,7 +140,7 @@ def units(place: Place, source: str, output: str) -> list[Any]:
 
 
 def rows_of(bucket: Bucket, prefix: str) -> dict[str, dict[str, Any]]:
-    found = {}
+    found = dict[str, dict[str, Any]]()
     for name in bucket.names(prefix):
         if name.endswith(".parquet"):
             for row in pyarrow.parquet.read_table(io.BytesIO(bucket.get(name))).to_pylist():

@@ -256,7 +256,7 @@ def test_throttling_errors_and_cuts_lose_and_double_nothing(
     proxy.fault = lambda asked: next(faults)
     place = make_place(tmp_path, prefix)
     environment = with_pauses({"daemon.pipeline.schedule.REST_SECONDS": 0.1})
-    with Daemon(place, **proxy.environment, **environment) as daemon:
+    with Daemon(place, environment=proxy.environment | environment) as daemon:
         daemon.wait_until(lambda status: status["done"] == len(objects), "all results")
         assert daemon.stop() == 0
     assert {*proxy.made} == {BUSY, CUT, BROKEN, REFUSED}
@@ -271,7 +271,7 @@ def test_a_store_that_is_away_is_reported_once_and_holds_up_no_other_inbox(
     place = make_place(tmp_path, prefix, {"name": "folder", "settle_seconds": 0})
     proxy.fault = lambda asked: None if asked.is_list else REFUSED
     environment = with_pauses(SHORT)
-    with Daemon(place, **proxy.environment, **environment) as daemon:
+    with Daemon(place, environment=proxy.environment | environment) as daemon:
         daemon.wait_until(
             lambda status: status["pending"] == len(objects) and status["obstacles"], "the outage"
         )
@@ -316,7 +316,7 @@ def test_a_store_that_does_not_answer_holds_up_no_other_inbox(
 
     proxy.fault = hang
     with Daemon(
-        place, **proxy.environment, **with_pauses({"daemon.pipeline.station.SILENT_SECONDS": 0.5})
+        place, environment=proxy.environment | with_pauses({"daemon.pipeline.station.SILENT_SECONDS": 0.5})
     ) as daemon:
         daemon.wait_until(
             lambda status: status["pending"] == len(objects) and status["obstacles"], "the outage"
@@ -340,7 +340,7 @@ def test_credentials_of_a_container_are_renewed_and_waited_for(
     place = make_place(tmp_path, prefix)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    with Daemon(place, **proxy.give_credentials(tmp_path), **with_pauses(SHORT)) as daemon:
+    with Daemon(place, environment=proxy.give_credentials(tmp_path) | with_pauses(SHORT)) as daemon:
         daemon.wait_idle(len(objects))
         proxy.grants = False
         daemon.wait_until(lambda status: status["obstacles"], "the outage")
@@ -383,14 +383,14 @@ def test_a_scan_that_was_stopped_goes_on_where_it_was_also_after_a_restart(
     environment = proxy.environment | with_pauses(pauses)
     # The next scan would go on there in the same daemon, perhaps before its worker is ready.
     place.configure({"pipeline": {"rescan_seconds": 3600.0}})
-    with Daemon(place, **environment) as daemon:
+    with Daemon(place, environment=environment) as daemon:
         daemon.wait_until(lambda status: status["done"] == 10 and status["obstacles"], "the first page")
         daemon.kill()
     assert place.rows("SELECT marker FROM inbox") == [(b"x09.ppm",)]
     place.configure({"pipeline": {"rescan_seconds": 1.0}})
     proxy.fault = lambda asked: None
     proxy.asked.clear()
-    with Daemon(place, **environment) as daemon:
+    with Daemon(place, environment=environment) as daemon:
         daemon.wait_until(lambda status: status["done"] == 20, "the second page")
         lists = [asked.path for asked in proxy.asked if asked.is_list]
         assert "start-after" in lists[0]
@@ -422,7 +422,7 @@ def test_a_listing_that_changes_while_it_is_read_loses_and_doubles_nothing(
 
     proxy.fault = change
     place = make_place(tmp_path, prefix)
-    with Daemon(place, **proxy.environment) as daemon:
+    with Daemon(place, environment=proxy.environment) as daemon:
         daemon.wait_until(lambda status: changed.is_set() and status["done"] >= 20, "the first listing")
         proxy.asked.clear()
         wait_for(lambda: sum(asked.is_list for asked in proxy.asked) >= 4, "two complete listings")

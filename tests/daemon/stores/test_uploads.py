@@ -99,8 +99,9 @@ async def test_images_of_an_inbox_that_is_away_are_uploaded_when_it_is_back(
     record = make_record(inbox, b"a.jpg", b"bytes", bin="A", seen_at=time.time() + 60)
     sink, away = make_sink(inbox, prefix, images=True), inbox.with_name("away")
     os.rename(inbox, away)
-    for make_mount_point in (lambda: None, lambda: os.mkdir(inbox)):
-        make_mount_point()
+    for is_mount_point in (False, True):
+        if is_mount_point:
+            os.mkdir(inbox)
         with pytest.raises(FolderAway):
             await sink.append([record])
     assert not bucket.names(prefix)
@@ -223,7 +224,7 @@ def test_an_outage_or_credentials_that_expire_hold_up_nothing_and_lose_nothing(
     environment = proxy.environment | with_pauses(
         {"daemon.results.outbox.PAUSE_SECONDS": 0.1, "daemon.results.outbox.LONGEST_PAUSE_SECONDS": 0.5},
     )
-    with Daemon(place, **environment) as daemon:
+    with Daemon(place, environment=environment) as daemon:
         place.drop_many(range(40))
         daemon.wait_idle(40)
         status = daemon.wait_until(lambda status: status["sinks"][0]["problem"], "the outage")
@@ -234,7 +235,7 @@ def test_an_outage_or_credentials_that_expire_hold_up_nothing_and_lose_nothing(
         daemon.kill()
     faults = itertools.cycle([BUSY, None, CUT, BROKEN, None, REFUSED, None, None])
     proxy.fault = lambda asked: next(faults)
-    with Daemon(place, **environment) as daemon:
+    with Daemon(place, environment=environment) as daemon:
         place.drop_many(range(40, 60))
         daemon.wait_until(lambda s: s["done"] == 60 and not s["sinks"][0]["behind"], "the uploads")
         assert "only-for-tests" not in daemon.log_text()

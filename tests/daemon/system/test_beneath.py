@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def test_a_file_gets_a_name_only_if_that_is_free(
     """Also where the system does not know the call, or the file system, as NFS."""
 
     def refuse(*_: object) -> int:
-        beneath.ctypes.set_errno(refusal)
+        ctypes.set_errno(refusal)
         return -1
 
     if refusal:

@@ -120,16 +120,16 @@ def test_where_a_node_has_too_few_cores_the_nearest_ones_help(sysfs: Path) -> No
     assert find(gpus[:2], workers=30) == {}  # they need all
 
 
-def test_a_worker_starts_no_more_decoders_than_its_cores_are_for() -> None:
+def test_a_worker_starts_a_decoder_for_each_core_of_its_share_rounded_up() -> None:
     eight = Cores(128, {f"cuda:{n}": list(range(64)) if n < 4 else list(range(64, 128)) for n in range(8)})
     devices = [f"cuda:{n}" for n in range(8)] * 5
-    assert eight.share("cuda:0", devices) == 128 // 40
+    assert eight.share("cuda:0", devices) == 4
     crowded = Cores(128, {"cuda:0": list(range(8)), "cuda:1": list(range(64, 128))})
     assert crowded.share("cuda:0", ["cuda:0", "cuda:1"] * 2) == 4
     assert crowded.share("cuda:1", ["cuda:0", "cuda:1"] * 2) == 32
-    assert crowded.share("cpu", ["cuda:0", "cuda:1", "cpu"]) == 42
+    assert crowded.share("cpu", ["cuda:0", "cuda:1", "cpu"]) == 43
     assert crowded.share("cuda:0", ["cuda:0", "cpu"]) == 4  # the CPU's worker runs there too
-    assert Cores(16).share("cuda:0", ["cuda:0"] * 5) == 3
+    assert Cores(16).share("cuda:0", ["cuda:0"] * 5) == 4
 
 
 def test_a_station_is_bound_if_all_its_devices_are_near_the_same_cores() -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO, cast
 
 import pytest
 import structlog
@@ -42,7 +43,7 @@ def outlet() -> Outlet:
 @pytest.fixture
 def out(outlet: Outlet) -> Iterator[Lines]:
     out = Lines(outlet.write)
-    set_up(stream=Stream(out, io.TextIOWrapper(io.BytesIO())))
+    set_up(stream=cast(TextIO, Stream(out, io.TextIOWrapper(io.BytesIO()))))
     yield out
     outlet.open.set()
     if not out._closed:
@@ -214,7 +215,7 @@ def test_a_worker_that_prints_more_than_a_pipe_holds_is_not_blocked(tmp_path: Pa
     )
     (tmp_path / "sitecustomize.py").write_text(program)
     reader, writer = os.pipe()
-    with Daemon(Place(tmp_path), stderr=writer, PYTHONPATH=str(tmp_path)) as daemon:
+    with Daemon(Place(tmp_path), stderr=writer, environment={"PYTHONPATH": str(tmp_path)}) as daemon:
         assert daemon.stop() == 0
     os.close(writer)
     os.close(reader)

@@ -88,7 +88,7 @@ def test_an_error_that_ends_a_run_is_logged_as_an_event(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_prints_without_end_is_not_blocked_and_fills_no_log(place: Place) -> None:
-    with Daemon(place, PYTHONPATH=str(place.folder), FLOOD="1") as daemon:
+    with Daemon(place, environment={"PYTHONPATH": str(place.folder), "FLOOD": "1"}) as daemon:
         place.drop_many(range(20))
         daemon.wait_idle(20)
         assert daemon.stop() == 0

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pty
 import sys
+import time
 
 import pytest
 from typer.testing import CliRunner
@@ -17,7 +18,7 @@ from tests.daemon_process import Place
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds = 100.0
-        monkeypatch.setattr(module.time, "monotonic", lambda: self.seconds)
+        monkeypatch.setattr(time, "monotonic", lambda: self.seconds)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 
-def make_zip(files: Mapping[str | zipfile.ZipInfo, bytes], claimed_bytes: int = 0) -> bytes:
+def make_zip(files: Mapping[str, bytes] | Mapping[zipfile.ZipInfo, bytes], claimed_bytes: int = 0) -> bytes:
     """claimed_bytes: as the size of each file; 0: its own."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -37,7 +37,7 @@ def make_raw_zip(names: Sequence[bytes], *, extra: bytes = b"", in_utf_8: bool =
         data = data.replace(stand_in, name)
     if in_utf_8:
         for at in range(len(data) - 4):
-            if data[at : at + 4] in (b"PK\x03\x04", b"PK\x01\x02"):
+            if bytes(data[at : at + 4]) in (b"PK\x03\x04", b"PK\x01\x02"):
                 data[at + (7 if data[at + 2] == 3 else 9)] |= 0x08
     return bytes(data)
 
@@ -109,7 +109,7 @@ def make_pyramid(pages: int) -> bytes:
         for image in (Image.new("L", (60, 40), 10 * page), Image.new("L", (6, 4), 10 * page))
     ]
     for number, image in enumerate(with_copies):
-        image.encoderinfo = copy if number % 2 else {}  # type: ignore[attr-defined]
+        image.encoderinfo = copy if number % 2 else {}
     with_copies[0].save(file, "TIFF", save_all=True, append_images=with_copies[1:])
     return file.getvalue()
 

@@ -15,9 +15,10 @@ import pytest
 
 from daemon.config.ignored import Ignored
 from daemon.core.jobs import Version
+from daemon.ledger.files import sync_file_system
 from daemon.unpacking import folder
 from daemon.unpacking.folder import Contents, Mark, Most, NoRoom, TooMuch, choose_target, mark_of
-from daemon.unpacking.paths import MARK, plain_path
+from daemon.unpacking.paths import MARK, plain_path, remove
 
 IGNORED = Ignored([".*", "__MACOSX"]).hides
 MOST = Most(100, 1 << 30, 200)
@@ -323,11 +324,10 @@ def test_a_folder_is_on_the_disk_before_its_mark_and_its_mark_before_its_name(
     beside: Beside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[bool, set[str]]] = []
-    sync = folder.sync_file_system
 
     def note(fd: int) -> None:
         seen.append((os.fsdecode(MARK) in os.listdir(fd), beside.entries & {"a.zip.unpacked"}))
-        sync(fd)
+        sync_file_system(fd)
 
     monkeypatch.setattr(folder, "sync_file_system", note)
     beside.unpack({"a.png": b"a"})
@@ -362,8 +362,8 @@ def test_a_kill_at_any_step_leaves_what_the_next_attempt_completes(
         with monkeypatch.context() as patches:
             for name in ("rename", "mkdir", "fsync"):
                 patches.setattr(os, name, dying(getattr(os, name)))
-            patches.setattr(folder, "sync_file_system", dying(folder.sync_file_system))
-            patches.setattr(folder, "remove", dying(folder.remove))
+            patches.setattr(folder, "sync_file_system", dying(sync_file_system))
+            patches.setattr(folder, "remove", dying(remove))
             patches.setattr(Contents, "close", lambda self: None)  # a killed process cleans up nothing
             try:
                 files: dict[str, bytes | None] = {"a.png": b"a", "x/b.png": b"b", "y/c.png": b"c"}
@@ -499,7 +499,7 @@ def test_a_backslash_is_a_separator_but_not_as_half_a_letter() -> None:
 def test_the_name_of_a_folder_and_what_was_added_to_one_are_on_the_disk(
     beside: Beside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named, added, fsync, sync = [], [], os.fsync, folder.sync_file_system
+    named, added, fsync = [], [], os.fsync
 
     def note_name(fd: int) -> None:
         named.append((os.fstat(fd).st_ino == beside.path.stat().st_ino, "a.zip.unpacked" in beside.entries))
@@ -509,7 +509,7 @@ def test_the_name_of_a_folder_and_what_was_added_to_one_are_on_the_disk(
         target = beside.path / "a.zip.unpacked"
         if target.exists() and os.fstat(fd).st_ino == target.stat().st_ino:
             added.append(beside.names())
-        sync(fd)
+        sync_file_system(fd)
 
     beside.unpack({"a.png": b"a", "b.png": None})
     monkeypatch.setattr(os, "fsync", note_name)

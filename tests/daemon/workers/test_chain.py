@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from stages.contract.base import Header, Image, Limits, OutOfMemory, Reason, Sta
 from stages.images import images
 from stages.images.images import inspect
 from stages.ocr.descriptor import Ocr
+from stages.registry import registry
 from stages.registry.fake import FakeStage, answer
 from tests.daemon_process import picture
 
@@ -51,7 +52,7 @@ def test_all_stages_are_imported_before_the_first_one_loads(monkeypatch: pytest.
         assert not gc.isenabled()
         return Stage(spec, device)
 
-    monkeypatch.setattr(module.registry, "build", build)
+    monkeypatch.setattr(registry, "build", build)
     specs = [StageSpec(name, "fake") for name in ("ocr", "yolo")]
     seconds = Chain(
         Setup("w", "cpu", specs, 0, 1, 1, Limits(), None, ["ocr", "yolo"]), memoryview(b"")
@@ -78,7 +79,7 @@ def test_a_gpus_decoder_is_opened_while_the_models_load(
         opened.append(device)
         is_open.set()
 
-    monkeypatch.setattr(module.registry, "build", Stage)
+    monkeypatch.setattr(registry, "build", Stage)
     monkeypatch.setattr(images, "open_jpeg_decoder", open_decoder)
     specs = [StageSpec("ocr", "fake", options={"reads_pixels": True})]
     setup = Setup("w", device, specs, 0, 1, 1, Limits(), None, ["ocr"], rehearse=rehearse)
@@ -204,7 +205,7 @@ def test_a_defect_in_a_reader_of_headers_costs_that_image_alone(monkeypatch: pyt
     [
         (lambda images: [], "ocr: ValueError: 0 answers for 1 images"),
         (
-            lambda images: [Ocr([], np.float32(0), 0.0)] * len(images),
+            lambda images: [Ocr([], cast(int, np.float32(0)), 0.0)] * len(images),
             "ocr returned a result that cannot be stored: ",
         ),
         (

@@ -96,5 +96,5 @@ def test_a_worker_limits_opencv_before_its_first_batch(tmp_path: Path) -> None:
     noted = tmp_path / "noted"
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(FAKE_OPENCV.replace("FILE", repr(str(noted))))
-    with Daemon(Place(tmp_path), PYTHONPATH=str(tmp_path / "site")):
+    with Daemon(Place(tmp_path), environment={"PYTHONPATH": str(tmp_path / "site")}):
         assert int(noted.read_text()) == max(LEAST_CPU_THREADS, count_cores())

@@ -40,7 +40,7 @@ def objects(*found: tuple[str, float, float]) -> Objects:
 
 def lines(*texts: str) -> Ocr:
     boxes = [((0, 10 * n), (80, 10 * n), (80, 10 * n + 8), (0, 10 * n + 8)) for n in range(len(texts))]
-    return Ocr([Line(t, 0.9, box) for t, box in zip(texts, boxes, strict=True)], len(texts), 0.1)  # type: ignore[arg-type]
+    return Ocr([Line(t, 0.9, box) for t, box in zip(texts, boxes, strict=True)], len(texts), 0.1)
 
 
 def page(text: str) -> Ocr:

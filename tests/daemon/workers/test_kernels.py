@@ -191,7 +191,7 @@ SLEEPING = 'import time; print(\'{"done": 1, "known": 2}\', flush=True); time.sl
 
 
 def children(pid: int | None = None) -> list[psutil.Process]:
-    return psutil.Process(pid).children(recursive=True)
+    return list(psutil.Process(pid).children(recursive=True))
 
 
 @pytest.mark.anyio

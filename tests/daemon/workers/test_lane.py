@@ -120,7 +120,7 @@ async def fill(lane: Lane, images: int) -> None:
         await lane.put(make_attempt(make_job(id=number), extent=Extent(0, 1)), suspect=False)
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[..., bool]) -> None:
     with anyio.fail_after(PATIENCE):
         while not condition():
             await anyio.lowlevel.checkpoint()

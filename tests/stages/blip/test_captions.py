@@ -6,6 +6,7 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from transformers import CLIPModel
 
 from stages.blip.captions import CaptionStage
 from stages.blip.descriptor import BLIP
+from stages.clip.descriptor import Clip
 from stages.clip.embeddings import TextTower, decode_embedding
 from stages.clip.stage import ClipStage
 from stages.contract.base import Image
@@ -127,7 +129,7 @@ def test_a_caption_has_as_many_tokens_as_allowed_or_forced(
     forced = write(make_stage(folder, tmp_path, force_tokens=22), images)
     assert {len(tokens) for tokens in forced} == {22}
     assert not {token for tokens in forced for token in tokens[:-1]} & {*stock.ends}
-    limits = {"max_new_tokens": 22, "min_new_tokens": 22}
+    limits: dict[str, Any] = {"max_new_tokens": 22, "min_new_tokens": 22}
     assert forced[0] == stock.write(images[0], **limits)
 
 
@@ -150,7 +152,7 @@ def test_each_caption_is_compared_with_the_embedding_of_its_image(
     with torch.inference_mode():
         texts = tower.embed_texts([answer.text for answer in answers])  # type: ignore[union-attr]
     for image, answer, text in zip(images[:2], answers, texts, strict=False):
-        expected = decode_embedding(image.results["clip"].embedding) @ text  # type: ignore[union-attr]
+        expected = decode_embedding(cast(Clip, image.results["clip"]).embedding) @ text
         assert answer.similarity == pytest.approx(float(expected), abs=2e-3)  # type: ignore[union-attr]
     assert answers[2].similarity is None  # type: ignore[union-attr]
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -231,7 +231,7 @@ def test_similarity_is_the_cosine_of_clips_embeddings(
     for image, answer in zip(images[:2], answers, strict=False):
         with torch.inference_mode():
             text = tower.embed(tower.tokenize([answer.text]))[0]
-        expected = decode_embedding(image.results["clip"].embedding) @ text  # type: ignore[union-attr]
+        expected = decode_embedding(cast(Clip, image.results["clip"]).embedding) @ text
         assert answer.similarity == pytest.approx(float(expected), abs=2e-3)
     assert answers[2].similarity is None
 

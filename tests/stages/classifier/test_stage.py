@@ -18,6 +18,7 @@ from stages.classifier.descriptor import Classes
 from stages.classifier.recognition import CLASSIFIERS
 from stages.classifier.stage import ClassifierProcessor, ClassifierStage
 from stages.contract.base import Image, ImageError, StageSpec, StageUnusable
+from stages.images.devices import pixels_of
 from stages.weights.packs import open_pack, resolve
 from tests.stages import classifiers
 from tests.stages.checkpoints import Make, made_once
@@ -206,7 +207,7 @@ def test_a_gpu_is_as_near_to_a_cpu_as_with_transformers(
         with torch.inference_mode():
             exact = softmax(stock(pixels).logits[0])
             on_gpu = softmax(rounded(pixels.cuda().to(rounded.dtype)).logits[0].float()).cpu()
-        [answer] = run(stage, [Image(image.data, image.width, image.height, image.pixels.cuda())])
+        [answer] = run(stage, [Image(image.data, image.width, image.height, pixels_of([image])[0].cuda())])
         scores = torch.tensor([answer.scores[name] for name in stock.config.id2label.values()])
         ours.append((scores - exact).abs().max().item())
         theirs.append((on_gpu - exact).abs().max().item())
@@ -322,7 +323,7 @@ def test_of_labels_with_the_same_name_the_later_ones_have_their_number(
     assert answer.scores == pytest.approx(dict(zip(names, whole.values(), strict=True)), abs=1e-4)
 
 
-OLD_FORMS = {
+OLD_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "a number as size, and the class of a feature extractor": (
         "vit",
         {"size": 32, "feature_extractor_type": "ViTFeatureExtractor", "do_resize": True, "resample": 2},

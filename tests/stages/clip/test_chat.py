@@ -130,8 +130,8 @@ def test_batch_mates_change_no_answer(stage: ChatEmbeddingStage) -> None:
         [alone] = stage.run([image])
         assert isinstance(together, Clip)
         assert isinstance(alone, Clip)
-        pair = (decode_embedding(each.embedding) for each in (together, alone))
-        assert F.cosine_similarity(*pair, dim=0) > 0.99999
+        first, second = (decode_embedding(each.embedding) for each in (together, alone))
+        assert F.cosine_similarity(first, second, dim=0) > 0.99999
 
 
 def test_a_caption_is_compared_with_the_embedding_of_its_image(

@@ -138,6 +138,9 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> sentencepiece.SentencePi
     (folder / "lines").write_text(
         "this is a photo of the Eiffel Tower.\nÉTÉ two blue trees, a big cat\n" * 20
     )
+    named = ("pad", "eos", "bos", "unk")
+    special: dict[str, Any] = {f"{name}_id": place for place, name in enumerate(named)}
+    special |= {f"{name}_piece": f"<{name}>" for name in named}
     sentencepiece.SentencePieceTrainer.train(
         input=str(folder / "lines"),
         model_prefix=str(folder / "pieces"),
@@ -147,10 +150,9 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> sentencepiece.SentencePi
         normalization_rule_name="identity",
         add_dummy_prefix=False,
         remove_extra_whitespaces=False,
-        **{f"{name}_id": place for place, name in enumerate(("pad", "eos", "bos", "unk"))},
-        **{f"{name}_piece": f"<{name}>" for name in ("pad", "eos", "bos", "unk")},
         hard_vocab_limit=False,
         minloglevel=2,
+        **special,
     )
     return sentencepiece.SentencePieceProcessor(model_file=str(folder / "pieces.model"))
 

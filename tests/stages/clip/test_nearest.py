@@ -16,7 +16,7 @@ def embeddings(rows: int, dim: int = 64, spread: float = 1.0) -> NDArray[np.floa
     """Unit vectors around a common direction, as those of real images are. spread: how far they are from it."""
     source = np.random.default_rng(7)
     around = spread * source.standard_normal((rows, dim)) + source.standard_normal(dim)
-    return (around / np.linalg.norm(around, axis=1, keepdims=True)).astype(np.float16)
+    return np.asarray(around / np.linalg.norm(around, axis=1, keepdims=True), np.float16)
 
 
 def reference(exact: NDArray[np.float16], query: torch.Tensor, count: int) -> list[int]:

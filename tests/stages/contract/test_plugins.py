@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import Distribution, DistributionFinder, EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from zipfile import ZipFile
 
 import msgspec
@@ -23,7 +23,8 @@ class Answer(msgspec.Struct, frozen=True):
 
 def describe(name: str, **fields: Any) -> Descriptor:
     backend = Backend(place="nowhere:Stage", options=Answer)
-    return Descriptor(**{"name": name, "key": name, "result": Answer, "backends": {"b": backend}} | fields)
+    usual: dict[str, Any] = {"key": name, "result": Answer, "backends": {"b": backend}}
+    return Descriptor(name=name, **usual | fields)
 
 
 FIRST, SECOND = describe("first", uses=("second", "ocr")), describe("second")
@@ -39,7 +40,7 @@ MISSPELT = describe("misspelt", uses=("clipp", "ocr", "zzz"))
 LISTED, UNUSED = describe("listed", backends=["b"]), describe("unused", uses=None)
 NOTHING, PLAIN = (
     describe("nothing", result=None),
-    describe("plain", backends={"b": Backend(place="x:y", options=dict)}),
+    describe("plain", backends={"b": Backend(place="x:y", options=cast(Any, dict))}),
 )
 
 

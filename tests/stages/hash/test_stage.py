@@ -103,7 +103,7 @@ def test_the_memory_for_weights_does_not_grow_with_the_number_of_sizes(
         made.add(tensor := make(values))
         return tensor
 
-    monkeypatch.setattr(stage.torch, "from_numpy", keep)
+    monkeypatch.setattr(torch, "from_numpy", keep)
     hasher.load()
     for size in range(2000, 2100):
         hasher.run([Image(memoryview(b""), size, 1, torch.zeros(3, 1, size, dtype=torch.uint8))])

@@ -18,7 +18,7 @@ from stages.yolo.letterbox import Letterbox, fill_canvases
 from tests.stages.pictures import draw_noise
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.gpu if DEVICE == "cuda" else []
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 
 # The last is 67 taps wide, the first smaller than there are taps. The interpreter needs time for each tap of each row.
 SIZES = [(1, 1), (3, 20), (30, 15), (24, 20), (12, 10), (2, 200)]
@@ -82,7 +82,7 @@ def test_canvases_are_those_of_cv2(monkeypatch: pytest.MonkeyPatch, size: tuple[
     """A picture that fits, one of twice its size, where cv2 averages four pixels,
     and pictures that shrink or grow by any ratio."""
     pictures = pixels_of([draw_noise(*size), draw_noise(size[0] * 2, size[1] * 2, 1)])
-    boxes = [Letterbox.fit(*picture.shape[1:], 64, 32) for picture in pictures]
+    boxes = [Letterbox.fit(picture.shape[1], picture.shape[2], 64, 32) for picture in pictures]
     theirs = fill_canvases(pictures, boxes, torch.float16)
     with_kernels(monkeypatch)
     ours = fill_canvases([picture.to(DEVICE) for picture in pictures], boxes, torch.float16)

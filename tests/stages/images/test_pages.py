@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from stages.images.pages import MOST, count_pages
+from stages.images.pages import count_pages
+from stages.images.tiff import MOST
 from tests.inputs import animation, encode, jpeg, looped_tiff, picture, png
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,7 +51,7 @@ def difference(pixels: np.ndarray, expected: np.ndarray) -> float:
 @pytest.mark.parametrize("name", PROFILES)
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
 def test_a_profile_in_any_format_becomes_srgb(decoder: Decoder, image_format: str, name: str) -> None:
-    lossless = {
+    lossless: dict[str, dict[str, Any]] = {
         "JPEG": {"quality": 98, "subsampling": 0},
         "WEBP": {"lossless": True},
         "AVIF": {"quality": 100, "subsampling": "4:4:4"},

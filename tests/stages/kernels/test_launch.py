@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stages.kernels import launch, layers
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.gpu if DEVICE == "cuda" else []
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +124,7 @@ def test_a_pointwise_mlp_is_two_convolutions_with_a_gelu(inputs: int, outputs: i
 def test_attention_covers_a_lines_own_steps() -> None:
     lengths, steps, heads = torch.tensor([3, 70, 130], device=DEVICE), 130, 2
     qkv = draw(3, steps, 3 * heads * 15)
-    query, key, value = qkv.float().unflatten(-1, (3, heads, 15)).permute(2, 0, 3, 1, 4)
+    query, key, value = qkv.float().reshape(3, steps, 3, heads, 15).permute(2, 0, 3, 1, 4)
     own = (torch.arange(steps, device=DEVICE) < lengths[:, None])[:, None, None]
     theirs = F.scaled_dot_product_attention(query, key, value, attn_mask=own, scale=0.3)
     ours = launch.attention(qkv, lengths, heads, 0.3).float()

@@ -38,7 +38,7 @@ def draw_map(seed: int, *shape: int) -> Array:
         angle = random.choice([0, random.uniform(-5, 5), random.uniform(0, 180), 45])
         corners = cv2.boxPoints((center.tolist(), size.tolist(), float(angle)))
         cv2.fillPoly(bars, [corners.astype(np.int32)], random.uniform(0.3, 1))
-    return cv2.GaussianBlur(bars, (0, 0), 1.2)
+    return np.asarray(cv2.GaussianBlur(bars, (0, 0), 1.2))
 
 
 def find_boxes(maps: Array, sizes: Any, box_threshold: float = 0.5) -> Any:

@@ -27,7 +27,8 @@ def copy(source: Path, place: Path) -> None:
 def write_dictionary(folder: Path, name: str = "dict.txt", *, less: int = 0) -> list[str]:
     """rec.onnx without its dictionary, which is in a file beside it."""
     model = onnx.load(str(WHEEL["rec"]))
-    characters = next(entry.value for entry in model.metadata_props if entry.key == "character").split("\n")
+    text: str = next(entry.value for entry in model.metadata_props if entry.key == "character")
+    characters = text.split("\n")
     del model.metadata_props[:]
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(model, str(folder / "rec.onnx"))

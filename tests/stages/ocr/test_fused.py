@@ -9,12 +9,11 @@ from torch import Tensor
 
 from stages.kernels import launch
 from stages.ocr.fused import FusedDetector, FusedRecognizer
-from stages.ocr.loading import open_detector, open_recognizer
-from stages.ocr.onnxfile import weight_files
 from stages.ocr.ppocr import count_steps
+from tests.stages.ocr.runtime import open_small_detector, open_small_recognizer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.gpu if DEVICE == "cuda" else []
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 
 
 # Of programs that are larger than on a GPU. Runs stay longer than one pixel, and the largest maps have two tiles.
@@ -52,7 +51,7 @@ def draw(count: int, height: int, width: int) -> Tensor:
 
 @torch.inference_mode()
 def test_the_fused_detector_finds_the_same_text() -> None:
-    plain, pages = open_detector(weight_files()["det"]).to(DEVICE), draw(2, 32, 64)
+    plain, pages = open_small_detector().to(DEVICE), draw(2, 32, 64)
     if DEVICE == "cpu":
         # The interpreter runs all programs again for each page. The test below has two lines.
         pages = pages[1:]
@@ -68,7 +67,7 @@ def test_the_fused_recognizer_reads_the_same_text_and_nothing_beyond_the_line(
     if DEVICE == "cpu":
         # The sizes of all its layers are multiples of this.
         monkeypatch.setattr(launch, "MLP_BLOCK_HIDDEN", 64)
-    network, _ = open_recognizer(weight_files()["rec"])
+    network, _ = open_small_recognizer()
     plain, lines = network.to(DEVICE), draw(2, 48, 32)
     resized, padded = torch.tensor([15, 27], device=DEVICE), torch.tensor([20, 32], device=DEVICE)
     theirs, ours = plain.infer(lines, resized, padded), FusedRecognizer(plain).infer(lines, resized, padded)

@@ -40,7 +40,7 @@ def draw(*shape: int) -> Any:
 
 
 VECTOR = {"a": draw(4), "b": draw(4), "c": draw(4), "d": np.abs(draw(4)) + 0.5}
-WINDOW = {"kernel_shape": [2, 2], "strides": [1, 1]}
+WINDOW: dict[str, Any] = {"kernel_shape": [2, 2], "strides": [1, 1]}
 MODELS = {
     "padding at the end": make_model(
         [node("Conv", "w", auto_pad="SAME_UPPER", kernel_shape=[2, 2], strides=[1, 1])], w=draw(3, 4, 2, 2)

@@ -9,7 +9,7 @@ from stages.ocr.dbpost import order_corners
 from stages.ocr.direction import guess_turns, is_sure, score_reading, turn_corners
 from stages.ocr.layout import order_lines
 from tests.stages.ocr.documents import DOCUMENTS
-from tests.stages.ocr.layouts import MAKERS, draw_boxes, draw_scan
+from tests.stages.ocr.layouts import MAKERS, Page, draw_boxes, draw_scan
 
 LEAST = {"answers": 15, "stories in other columns": 18}  # right of 20; of all others 19
 
@@ -103,7 +103,7 @@ def rows(top: int, pitch: int, cells: list[list[tuple[int, str]]]) -> list[tuple
     return [(left, top + pitch * i, 20, text) for i, row in enumerate(cells) for left, text in row]
 
 
-SCANNED = {  # what pages that were scanned have, and drawn ones did not
+SCANNED: dict[str, Page] = {  # what pages that were scanned have, and drawn ones did not
     "a line further in at the end of a column": [
         *sentences(60, 100, 4, "the left column says"),
         *[(60, 232, 20, "Options of all models"), (90, 262, 20, "see page 12"), (90, 292, 20, "and 13")],

@@ -15,19 +15,19 @@ from stages.contract.manifest import WeightsError
 from stages.ocr.loading import open_detector, open_recognizer
 from stages.ocr.onnxfile import read_characters, read_onnx, weight_files
 from stages.ocr.ppocr import BLANK, Detector, Recognizer, fill_detector, group_depthwise
-from tests.stages.ocr.runtime import run_onnx
+from tests.stages.ocr.runtime import open_small_detector, open_small_recognizer, run_onnx
 
 FILES = weight_files()
 
 
 @pytest.fixture(scope="module")
 def detector() -> Detector:
-    return open_detector(FILES["det"])
+    return open_small_detector()
 
 
 @pytest.fixture(scope="module")
 def recognizer() -> Recognizer:
-    return open_recognizer(FILES["rec"])[0]
+    return open_small_recognizer()[0]
 
 
 def draw_noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -52,9 +52,9 @@ def test_the_detector_is_the_onnx_file(
 
 
 def test_depthwise_convolutions_in_groups_find_the_same() -> None:
-    plain, grouped = open_detector(FILES["det"]), open_detector(FILES["det"])
+    plain, grouped = open_small_detector(), open_small_detector()
     group_depthwise(grouped)
-    assert grouped.neck.input_conv[0].depthwise_convolution.groups == 3
+    assert grouped.get_submodule("neck.input_conv.0.depthwise_convolution").groups == 3
     with torch.inference_mode():
         assert torch.allclose(grouped(draw_noise(1, 3, 96, 160)), plain(draw_noise(1, 3, 96, 160)), atol=1e-5)
 
@@ -89,7 +89,7 @@ def test_a_wider_tensor_changes_no_step_of_a_line(recognizer: Recognizer, width:
 
 
 def test_every_class_has_its_character() -> None:
-    _, characters = open_recognizer(FILES["rec"])
+    _, characters = open_small_recognizer()
     assert len(characters) == 18710
     assert (characters[BLANK], characters[-1]) == ("", " ")
     assert len(set(characters)) == len(characters)

@@ -18,6 +18,7 @@ from transformers import AutoImageProcessor
 from transformers.modeling_outputs import BaseModelOutputWithNoAttention
 
 from stages.contract.base import StageSpec, StageUnusable
+from stages.images.devices import pixels_of
 from stages.ocr.dbpost import find_boxes, mask_text
 from stages.ocr.direction import put_in_order
 from stages.ocr.fused import is_known
@@ -26,6 +27,7 @@ from stages.ocr.loading import open_detector, open_recognizer
 from stages.ocr.onnxfile import weight_files
 from stages.ocr.ppocr import Detector, Recognizer
 from stages.ocr.stage import OcrStage, decode
+from tests.stages.ocr.runtime import open_small_detector, open_small_recognizer
 from tests.stages.ocr.test_stage import read
 from tests.stages.ocr.textnets import CHARACTERS, DETECTORS, RECOGNIZERS, TEXTNETS, TINY_DETECTOR, draw_noise
 from tests.stages.ocr.textpages import HALF, draw_half
@@ -77,8 +79,8 @@ def compare_texts(folder: Path) -> None:
     lines = draw_noise(6, 48, 384)
     network, characters = open_recognizer(str(folder))
     with torch.inference_mode():
-        answers = network.infer(lines, torch.full((6,), 384), None)
-    ours = list(decode(*(answer.numpy() for answer in answers), characters))
+        classes, scores = network.infer(lines, torch.full((6,), 384), None)
+    ours = list(decode(classes.numpy(), scores.numpy(), characters))
     output, processor = run_transformers(folder, lines)
     theirs = processor.post_process_text_recognition(output)
     assert [reading.text for reading in ours] == [line["text"] for line in theirs]
@@ -153,23 +155,23 @@ def test_the_structure_decides_which_code_runs_a_network(kind: str, plain: type,
 
 
 def test_the_kernels_know_the_networks_of_the_standard_job() -> None:
-    detector, (recognizer, _) = open_detector(weight_files()["det"]), open_recognizer(weight_files()["rec"])
+    detector, (recognizer, _) = open_small_detector(), open_small_recognizer()
     assert is_known(detector)
     assert is_known(recognizer)
 
 
 def save_small(folder: Path) -> None:
     """PP-OCRv6 small's real weights, as a checkpoint of transformers with their dictionary."""
-    recognizer, characters = open_recognizer(weight_files()["rec"])
+    recognizer, characters = open_small_recognizer()
     config = transformers.PPOCRV6SmallRecConfig(
         backbone_config=transformers.PPLCNetV4Config(out_features=["stage4"]),
         head_out_channels=len(characters),
         layer_norm_eps=1e-5,  # of the norms in the blocks
     )
     model = transformers.PPOCRV6SmallRecForTextRecognition(config).eval()
-    copy_weights(recognizer.encoder, model.model.backbone.encoder)
-    copy_weights(recognizer.svtr, model.head.encoder)
-    copy_weights(recognizer.head, model.head.head)
+    copy_weights(recognizer.get_submodule("encoder"), model.model.backbone.encoder)
+    copy_weights(recognizer.get_submodule("svtr"), model.head.encoder)
+    copy_weights(recognizer.get_submodule("head"), model.head.head)
     stem = model.model.backbone.encoder.convolution.stem1.convolution
     stem.weight.data = stem.weight.data.flip(1)  # ours takes RGB
     model.save_pretrained(folder)
@@ -206,9 +208,9 @@ def test_a_checkpoint_with_real_weights_reads_what_the_onnx_file_reads(
 def test_transformers_finds_the_same_boxes() -> None:
     """transformers does not dilate the mask, as rapidocr does, and enlarges boxes by another rule: their edges differ by
     up to three pixels."""
-    pixels = draw_half(4).pixels.permute(1, 2, 0)[None]
+    [pixels] = pixels_of([draw_half(4)])
     with torch.inference_mode():
-        maps = open_detector(weight_files()["det"]).infer(pixels)
+        maps = open_small_detector().infer(pixels.permute(1, 2, 0)[None])
     height, width = maps.shape[1:]
     ours = find_boxes(maps.numpy(), mask_text(maps.numpy()), [(width, height)])[0]
     theirs = transformers.PPOCRV5ServerDetImageProcessor().post_process_object_detection(

@@ -26,7 +26,7 @@ from stages.ocr.warp import (
 )
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.gpu if DEVICE == "cuda" else []
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 
 
 def draw_page(width: int, height: int, seed: int) -> torch.Tensor:
@@ -38,7 +38,7 @@ def place_line(x: float, y: float, width: float, height: float, degrees: float) 
     along = np.array([np.cos(np.radians(degrees)), np.sin(np.radians(degrees))])
     down = np.array([-along[1], along[0]])
     corners = [0 * along, width * along, width * along + height * down, height * down]
-    return (np.array(corners) + np.array([x, y])).round().clip(0, (499, 299)).astype(np.float32)
+    return np.asarray((np.array(corners) + np.array([x, y])).round().clip(0, (499, 299)), np.float32)
 
 
 def plan_slanted_lines(scale: float = 1.0) -> TextLines:
@@ -47,7 +47,7 @@ def plan_slanted_lines(scale: float = 1.0) -> TextLines:
     first = [(30, 20, 200, 40, 0), (40, 90, 180, 25, 4), (300, 20, 30, 200, 0)]
     second = [(20, 30, 300, 90, -3), (430 / scale, 250 / scale, 120, 60, 20), (100, 150, 160, 12, 30)]
     quads = [
-        [place_line(*(scale * side for side in sides), degrees) for *sides, degrees in page]
+        [place_line(scale * x, scale * y, scale * w, scale * h, degrees) for x, y, w, h, degrees in page]
         for page in (first, second)
     ]
     lines = concatenate([plan_lines(page, np.array(corners)) for page, corners in enumerate(quads)])

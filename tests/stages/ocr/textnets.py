@@ -155,7 +155,7 @@ def make_recognizer(name: str, version: str = "V6Small", **settings: Any) -> Cal
     return make(f"{name}Rec", "TextRecognition", processor, head_out_channels=len(CHARACTERS), **settings)
 
 
-SMALL = {"hidden_size": 16, "num_attention_heads": 2}
+SMALL: dict[str, Any] = {"hidden_size": 16, "num_attention_heads": 2}
 DETECTORS = {
     "pp_ocrv6_small_det": make_detector(
         "V6Small",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from importlib.util import find_spec
+from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image as Pillow
@@ -14,7 +15,7 @@ from PIL import ImageDraw, ImageFont
 from stages.contract.base import Image
 from tests.stages.pictures import wrap_pixels
 
-FONT = Path(str(find_spec("matplotlib").origin)).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
+FONT = Path(str(distribution("matplotlib").locate_file("matplotlib/mpl-data/fonts/ttf/DejaVuSans.ttf")))
 READ = [
     "Total amount due 1,204.50 EUR",
     "please return this form before March",
@@ -42,7 +43,7 @@ SIZES = [
 ]
 PAGES = [seed + 10 * (seed % 2) for seed in range(10)]  # of all sizes, half of them turned by a few degrees
 # A network takes time for each pixel. With half of all limits, pages of half the size take the same ways.
-HALF = {"map_side": 368, "max_side": 1000}
+HALF: dict[str, Any] = {"map_side": 368, "max_side": 1000}
 HALF_SIZES = [(90, 60) if size == (90, 60) else (size[0] // 2, size[1] // 2) for size in SIZES]
 PHRASE = (
     "Invoice Total amount due 1,204.50 EUR shipping to Berlin please return this form before March 14th Chapter 7: methods "

@@ -23,7 +23,7 @@ class Named(nn.Module):
         return self.normalization(self.convolution(pixels))
 
 
-def with_statistics(norm: Any) -> nn.Module:
+def with_statistics(norm: Any) -> Any:
     for tensor in (norm.weight, norm.bias, norm.running_mean):
         tensor.data.normal_()
     norm.running_var.uniform_(0.1, 3)

@@ -52,7 +52,7 @@ def test_each_part_computes_what_it_did(kind: str, kernels: None) -> None:
     assert parts
     for (form, name), part in parts.items():
         x = torch.randn(2, 3, width_of(part), generator=torch.Generator().manual_seed(0)).to(DEVICE, DTYPE)
-        theirs = super(form, part).forward(x)  # type: ignore[arg-type, misc]
+        theirs = super(form, part).forward(x)  # type: ignore[arg-type]
         assert (part(x) - theirs).float().norm() < CLOSE * theirs.float().norm(), name
 
 
@@ -81,10 +81,10 @@ def test_rotations_by_halves_of_a_head_are_replaced(kind: str, heads_are_halved:
         for part in model.modules()
         if type(part).__name__.endswith("TextMLP")
     } or {sys.modules[type(part).__module__] for part in model.modules() if type(part).__name__ == "Qwen3MLP"}
-    rotation: Any = module.apply_rotary_pos_emb  # type: ignore[attr-defined]
+    rotation: Any = module.apply_rotary_pos_emb
     assert hasattr(rotation, "__wrapped__") == heads_are_halved
     fusing.speed_up(make_known(kind))
-    assert module.apply_rotary_pos_emb is rotation, "once"  # type: ignore[attr-defined]
+    assert module.apply_rotary_pos_emb is rotation, "once"
     if not heads_are_halved:
         return
     query, key, cos, sin = (torch.randn(2, 4, 5, 8).to(DEVICE, DTYPE) for _ in range(4))

@@ -24,7 +24,7 @@ def test_patches_attend_to_those_of_their_image(lengths: list[int]) -> None:
         nn.Module(), query, key, value, None, cu_seq_lens_q=starts, max_length_q=max(lengths), scaling=0.3
     )
     each = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
-    theirs = torch.cat([F.scaled_dot_product_attention(*part, scale=0.3) for part in each], dim=2)
+    theirs = torch.cat([F.scaled_dot_product_attention(q, k, v, scale=0.3) for q, k, v in each], dim=2)
     torch.testing.assert_close(ours, theirs.transpose(1, 2))
 
 

@@ -7,7 +7,7 @@ import functools
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -100,7 +100,8 @@ def test_int8_weights_are_within_half_a_step_of_the_models_own(
     made_small = {name for name, layer in small.items() if type(layer.weight) is not nn.Parameter}
     assert len(made_small) >= len(whole) - 2, "but the last one, which scores words"
     for name in made_small:
-        weight, stored = whole[name].weight.float(), small[name].weight
+        weight = whole[name].weight.float()
+        stored: Any = small[name].weight
         step = weight.abs().amax(dim=1, keepdim=True) / 127
         assert stored.qdata.dtype == torch.int8
         assert ((stored.dequantize().float() - weight).abs() <= step * 0.6 + weight.abs() * 2**-7).all()
@@ -213,7 +214,7 @@ def test_a_gpu_answers_with_float8_weights(
         layer for layer in linear_layers(model_of(loaded)).values() if type(layer.weight) is not nn.Parameter
     ]
     assert small
-    assert {layer.weight.qdata.dtype for layer in small} == {torch.float8_e4m3fn}
+    assert {cast(Any, layer.weight).qdata.dtype for layer in small} == {torch.float8_e4m3fn}
     answers = loaded.run([on_gpu(image) for image in images])
     assert [type(answer) for answer in answers] == [STAGES[stage].result] * len(images)
 

@@ -23,7 +23,7 @@ def draw() -> list[Tensor]:
 
 @pytest.mark.parametrize("kind", ASKED)
 def test_a_model_gets_what_its_processor_makes(kind: str) -> None:
-    asked: Any = make_stage(kind).questions  # type: ignore[attr-defined]
+    asked: Any = make_stage(kind).questions
     pixels = draw()
     theirs = asked._process(pixels, asked.question)
     for _ in range(2):

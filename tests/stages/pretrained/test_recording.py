@@ -110,7 +110,7 @@ def test_a_stage_for_single_images_records_the_work_on_one(
     plain = registry.build(spec, "cpu")
     with emulate_recordings() as recorder:
         plain.load()
-        assert not recorder.records
+        assert recorder.records == 0
         single = registry.build(replace(spec, single=True), "cpu")
         single.load()
         recorded, replays = recorder.records, recorder.replays
@@ -130,7 +130,7 @@ def test_only_single_images_are_recorded_and_only_while_a_stage_loads() -> None:
             double(torch.ones(2, 3))
         with recording_single(replace(SINGLE, single=False), "cpu"):
             double(torch.ones(1, 3))
-        assert not recorder.records
+        assert recorder.records == 0
         with recording_single(SINGLE, "cpu"):
             double(torch.ones(1, 3))
         assert recorder.records == 1

@@ -149,7 +149,7 @@ def test_no_object_is_hidden_more_than_a_quarter() -> None:
         for number, mask in enumerate(masks):
             covers = np.any(masks[number + 1 :], axis=0) if number + 1 < len(masks) else np.zeros_like(mask)
             hidden = np.count_nonzero(mask & covers) / np.count_nonzero(mask)
-            overlaps += hidden > 0
+            overlaps += bool(hidden > 0)
             assert hidden <= 0.25, (seed, sprites[number])
     assert overlaps > 0
 

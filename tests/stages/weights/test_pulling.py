@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from codecs import BOM_UTF8
@@ -29,7 +30,6 @@ from stages.weights.packs import (
 )
 from stages.weights.pulling import recognize
 from stages.weights.standard import pull_model, pull_standard
-from stages.yolo import structure
 from tests.stages import checkpoints, readers
 from tests.stages.ocr import textnets
 from tests.stages.pictures import draw_image
@@ -510,9 +510,7 @@ def test_a_checkpoint_of_ultralytics_is_not_downloaded_without_it(
     write_checkpoint(folder, files_in(blank_pack.folder)).rename(folder / "yolo26n.pt")
     shutil.copytree(folder, hub.root / "Ultralytics/YOLOv8")
     (hub.root / "Ultralytics/YOLOv8/yolo26n.pt").rename(hub.root / "Ultralytics/YOLOv8/yolov8n.pt")
-    monkeypatch.setattr(
-        structure.importlib.util, "find_spec", lambda name: None
-    )  # as if it were not installed
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # as if it were not installed
     with pytest.raises(PackError, match=r"n\.pt can only be read by ultralytics.*pip install"):
         pull(name, models, hub, allow_pickle=True) if name else pull_standard(
             models, print, hub, allow_pickle=True

@@ -164,13 +164,15 @@ def test_a_size_that_is_not_a_multiple_of_the_stride_is_refused(blank_pack: Pack
     ("raised", "expected"),
     [(torch.OutOfMemoryError("no"), OutOfMemory), (torch.AcceleratorError("CUDA error: no"), DeviceLost)],
 )
-def test_a_device_error_is_translated(blank_pack: Pack, raised: Exception, expected: type[Exception]) -> None:
+def test_a_device_error_is_translated(
+    blank_pack: Pack, monkeypatch: pytest.MonkeyPatch, raised: Exception, expected: type[Exception]
+) -> None:
     stage = make_stage(resolve(blank_pack, "yolo").files)
 
     def fail(batch: torch.Tensor) -> None:
         raise raised
 
-    stage.model.forward = fail
+    monkeypatch.setattr(stage.model, "forward", fail)
     with pytest.raises(expected):
         stage.run([draw_image(64, 64)])
     assert not stage.lock.locked()

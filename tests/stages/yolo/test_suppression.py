@@ -54,8 +54,8 @@ def test_boxes_come_back_to_the_image_as_those_of_ultralytics() -> None:
         (1, 3000),
         *rng.integers(1, 4000, (300, 2)).tolist(),
     ]
-    for size in sizes:
-        box = Letterbox.fit(*size, 640, 32)
+    for height, width in sizes:
+        box = Letterbox.fit(height, width, 640, 32)
         corners = rng.uniform(0, 1, (20, 4)) * np.tile((box.width, box.height), 2)
-        expected = scale_boxes(box.canvas, corners.copy(), size)
-        assert np.allclose(box.unplace(corners, *size), expected), size
+        expected = scale_boxes(box.canvas, corners.copy(), (height, width))
+        assert np.allclose(box.unplace(corners, height, width), expected), (height, width)

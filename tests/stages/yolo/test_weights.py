@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +12,6 @@ import torch
 from stages.contract.base import StageUnusable
 from stages.contract.manifest import PackError
 from stages.weights.packs import Pack, open_pack, resolve
-from stages.yolo import structure
 from stages.yolo.descriptor import Objects
 from stages.yolo.weights import build_network, convert_checkpoint, load_network, read_weights
 from tests.stages.pictures import draw_image
@@ -53,7 +53,7 @@ def test_a_checkpoint_that_would_run_code_does_not(tmp_path: Path, monkeypatch: 
 def test_what_only_ultralytics_can_read_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, blank_pack: Pack
 ) -> None:
-    monkeypatch.setattr(structure.importlib.util, "find_spec", lambda name: None)  # as if it were not there
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # as if it were not there
     (tmp_path / "best.pt").write_bytes(b"")
     with pytest.raises(
         StageUnusable, match=r"best\.pt can only be read by ultralytics.*visiond\[ultralytics\]"

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
+from stages.images.devices import pixels_of
 from stages.weights.packs import Pack
 from stages.yolo import library
 from stages.yolo.letterbox import Letterbox, fill_canvases
@@ -28,7 +29,9 @@ def test_its_predictions_are_those_of_ultralytics(letter: str) -> None:
     ours.load_state_dict(theirs.state_dict())
     ours.double(), theirs.double()  # sixty layers of random weights make rounding errors large
     assert ours.stride == theirs.stride.max()
-    pixels = fill_canvases([photo.pixels], [Letterbox.fit(photo.height, photo.width, 128, 32)], torch.float64)
+    pixels = fill_canvases(
+        pixels_of([photo]), [Letterbox.fit(photo.height, photo.width, 128, 32)], torch.float64
+    )
     expected = theirs(pixels)[0].float()
     assert torch.allclose(ours(pixels), expected, atol=1e-3)
     ours.fold_norms()
@@ -40,14 +43,15 @@ def test_half_precision_moves_no_box_by_a_pixel() -> None:
     torch.manual_seed(0)
     network = YoloV8(Size(0.33, 0.125), 3)
     sides = [torch.randn(1, 64, cells, cells).bfloat16() for cells in (80, 40, 20)]
-    exact, half = network.model[-1], YoloV8(Size(0.33, 0.125), 3).bfloat16().model[-1]
+    exact: Any = network.model[-1]
+    half: Any = YoloV8(Size(0.33, 0.125), 3).bfloat16().model[-1]
     boxes = []
     for head, dtype in ((exact, torch.float32), (half, torch.bfloat16)):
         for number, given in enumerate(sides):
             head.cv2[number] = Given(given.to(dtype))
             head.cv3[number] = Given(torch.zeros(1, 3, *given.shape[2:], dtype=dtype))
         boxes.append(head(*sides)[:, :4])
-    assert torch.allclose(*boxes, atol=1e-3)
+    assert torch.allclose(boxes[0], boxes[1], atol=1e-3)
 
 
 class Given(torch.nn.Module):
@@ -76,7 +80,7 @@ def no_ultralytics() -> Iterator[None]:
     for name in before:
         del sys.modules[name]
     hidden = ["ultralytics", *(name for name in before if name.startswith("ultralytics."))]
-    sys.modules |= dict.fromkeys(hidden)
+    sys.modules |= cast(Any, dict.fromkeys(hidden))
     yield
     for name in ours():
         del sys.modules[name]

@@ -29,7 +29,7 @@ def read(source: str | Path, folder: Path, column: str = "") -> dict[str, bytes 
     listing = InputListing(str(source), parse({}, folder), column=column)
     with opened_threads() as threads:
         return {
-            os.fsdecode(each.name): str(each.data) if isinstance(each.data, OSError) else each.data
+            os.fsdecode(each.name): each.data if isinstance(each.data, bytes) else str(each.data)
             for each in fetch(listing.inputs(), threads)
         }
 

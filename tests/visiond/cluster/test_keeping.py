@@ -153,7 +153,7 @@ def test_four_captions_of_one_image_are_four_rows(run: Run, tmp_path: Path) -> N
 
 def test_lines_like_those_of_imagefolder_are_kept_as_texts(run: Run, tmp_path: Path) -> None:
     """metadata.jsonl of Hugging Face's ImageFolder. What is no string is its JSON."""
-    lines = [
+    lines: list[dict[str, Any]] = [
         {
             "file_name": "0001.ppm",
             "text": "a “quoted” é",

@@ -63,8 +63,8 @@ def cluster() -> Iterator[Cluster]:
 
 
 def run(place: Place, cluster: Cluster, *options: str) -> subprocess.CompletedProcess[str]:
-    words = ("ray", "run", place.inbox(), place.folder / "rows", "--address", cluster.address, *options)
-    return place.command(*words, prefix=("env",), timeout=6 * PATIENCE)
+    words = ("ray", "run", str(place.inbox()), str(place.folder / "rows"), "--address", cluster.address)
+    return place.command(*words, *options, prefix=("env",), timeout=6 * PATIENCE)
 
 
 def start(place: Place, words: list[str]) -> subprocess.Popen[bytes]:

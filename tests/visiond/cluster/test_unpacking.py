@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 
 from daemon.config.loading import parse
 from daemon.core.jobs import Failure
-from daemon.unpacking.folder import Contents, NoRoom
+from daemon.unpacking.folder import Contents, NoRoom, check_room
 from stages.contract.base import Reason
 from tests.daemon.unpacking.containers import make_zip
 from tests.daemon_process import picture
@@ -112,16 +112,15 @@ def test_an_object_is_copied_again_when_others_fill_the_disk_meanwhile(
 ) -> None:
     monkeypatch.setattr(unpacking, "PIECE_BYTES", 100)
     data, seen = make_zip(IMAGES), []
-    check = unpacking.check_room
 
-    def check_room(fd: int) -> None:
+    def fill_and_check(fd: int) -> None:
         seen.append(fd)
         if len(seen) == 2:
             disk.fill()
-        check(fd)
+        check_room(fd)
 
     disk.full_pauses = 2
-    monkeypatch.setattr(unpacking, "check_room", check_room)
+    monkeypatch.setattr(unpacking, "check_room", fill_and_check)
     found = read(data, "object")
     assert {name: found[name] for name in MEMBERS} == MEMBERS
     assert len(disk.pauses) == 2
@@ -191,7 +190,7 @@ def test_a_temporary_folder_that_cannot_be_written_to_ends_the_run(
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
@@ -203,7 +202,7 @@ def test_an_actor_that_starts_does_not_take_the_folder_that_another_makes(
     make = tempfile.mkdtemp
 
     def mkdtemp(*arguments: Any, **options: Any) -> str:
-        made = make(*arguments, **options)
+        made: str = make(*arguments, **options)
         remove_leftovers()
         return made
 

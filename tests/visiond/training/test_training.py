@@ -9,7 +9,7 @@ import signal
 import subprocess
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -20,6 +20,8 @@ from safetensors.numpy import load_file, save_file
 from daemon.config.loading import parse
 from daemon.core.errors import WrongArgument
 from daemon.core.labels import Kind
+from stages.blip.descriptor import Caption
+from stages.clip.descriptor import Clip
 from stages.contract.base import Limits
 from stages.contract.manifest import PackError
 from stages.contract.processes import environment, python
@@ -27,6 +29,7 @@ from stages.images.decoder import Decoders
 from stages.images.images import read_batches
 from stages.weights.packs import open_pack, resolve
 from stages.yolo.candidates import corners_of
+from stages.yolo.descriptor import Objects
 from tests.daemon_process import wait_for
 from tests.stages.captioners import make_blip, make_florence
 from tests.stages.checkpoints import DETECTORS, TOWERS, Make, made_once
@@ -91,15 +94,17 @@ def detects_colors(model: Path, folder: Path) -> bool:
     stage = load_stage(model, "detector", conf=0.0)
     [[image]] = read_batches([folder / "0.png"], 1, "cpu")
     [found] = stage.run([image])
+    assert isinstance(found, Objects)
     return {each.label for each in found.detections} == set(COLORS)
 
 
 def test_a_detector_learns_labels_and_the_stage_takes_the_result(
     folder: Path, base: Make, tmp_path: Path
 ) -> None:
-    options = ["--epochs", "1", "--batch", "8", "--learning-rate", "0.001", "--labels", folder / "coco.json"]
+    options = ["--epochs", "1", "--batch", "8", "--learning-rate", "0.001", "--out", "mine"]
+    words = python("-m", "daemon", "train", "detector", *options)
     told = subprocess.run(
-        [*python("-m", "daemon", "train", "detector"), "--base", base("d_fine"), "--out", "mine", *options],
+        [*words, "--base", base("d_fine"), "--labels", folder / "coco.json"],
         cwd=tmp_path,
         env=environment(),
         capture_output=True,
@@ -129,7 +134,7 @@ def test_a_model_learns_tags_and_the_stage_gives_them(
     )
     stage = load_stage(tmp_path / "work-out", "tags")
     [images] = read_batches([folder / "0.png", folder / "1.png"], 2, "cpu")
-    assert [result.tags[0].label for result in stage.run(images)] == ["circle", "tree"]
+    assert [cast(Clip, result).tags[0].label for result in stage.run(images)] == ["circle", "tree"]
     scores = [entry["scores"] for entry in read_log(tmp_path / "work" / LOG) if "scores" in entry]
     assert scores[-1]["recall"] == 1.0
 
@@ -144,7 +149,8 @@ def test_a_model_learns_captions_and_the_stage_writes_them(
     train_now(make_job(sober, tmp_path / "work", "captions", **settings), data)
     stage = load_stage(tmp_path / "work-out", "captions", max_new_tokens=20)
     [images] = read_batches([folder / "0.png", folder / "1.png"], 2, "cpu")
-    assert [result.text.removesuffix(END) for result in stage.run(images)] == [*CAPTIONS.values()]
+    texts = [cast(Caption, result).text.removesuffix(END) for result in stage.run(images)]
+    assert texts == [*CAPTIONS.values()]
 
 
 def test_what_a_detector_is_shown_of_a_box_is_what_it_answers_with(
@@ -180,9 +186,9 @@ def test_what_a_detector_is_shown_of_a_box_is_what_it_answers_with(
 
 
 def test_a_training_that_is_stopped_says_what_continues_it(folder: Path, base: Make, tmp_path: Path) -> None:
-    words = ["--base", base("clip"), "--out", "mine", "--labels", folder / "tags.csv"]
+    words = python("-m", "daemon", "train", "tags", "--out", "mine")
     with subprocess.Popen(
-        [*python("-m", "daemon", "train", "tags"), *words],
+        [*words, "--base", base("clip"), "--labels", folder / "tags.csv"],
         cwd=tmp_path,
         env=environment(),
         stdout=subprocess.PIPE,
@@ -279,16 +285,17 @@ def test_gradient_checkpointing_computes_layers_again_for_the_same_gradient(base
         torch.manual_seed(1)
         learner(batch)["loss"].backward()
         linear = next(part for part in layer.modules() if isinstance(part, torch.nn.Linear))
+        assert linear.weight.grad is not None
         gradients.append(linear.weight.grad)
     assert calls == [1, 2]
-    assert torch.allclose(*gradients, rtol=1e-4)
+    assert torch.allclose(gradients[0], gradients[1], rtol=1e-4)
 
 
 def test_two_processes_learn_what_one_does(folder: Path, base: Make, data: Data, tmp_path: Path) -> None:
     sober = copy_without_dropout(base("rf_detr"), tmp_path / "base")  # processes draw dropouts of their own
-    short = {"steps": 2, "checkpoint_every": 0}
-    one = train_now(make_job(sober, tmp_path / "one", **short), data)
-    two = train_now(make_job(sober, tmp_path / "two", **short), data, ONE * 2)
+    short: dict[str, Any] = {"steps": 2, "checkpoint_every": 0}
+    one = train_now(make_job(sober, tmp_path / "one", "detector", **short), data)
+    two = train_now(make_job(sober, tmp_path / "two", "detector", **short), data, ONE * 2)
     # Adam makes noise of gradients that are nearly nothing as large as others, so all weights together are compared.
     began = load_file(sober / "model.safetensors")
     shared = [name for name in one if name in began and one[name].shape == began[name].shape]
