@@ -24,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness import read_options
 from daemon.core.messages import Batch
+from daemon.core.slab import ALIGNMENT, Slab
 from daemon.layout.layout import Layout
 from daemon.measure.ceiling import fill
 from daemon.measure.inputs import PDF, STANDARD, list_files
@@ -31,7 +32,6 @@ from daemon.measure.place import Place
 from daemon.monitoring.metrics import Metrics
 from daemon.workers.chain import Chain
 from daemon.workers.child import keep_memory
-from daemon.workers.slab import ALIGNMENT, Slab
 from stages.contract.base import Image, ImageError, Result, Stage
 from stages.images.devices import BACKGROUND
 

@@ -23,6 +23,7 @@ from daemon.config.values import GROUP, members_of
 from daemon.core.errors import ConfigError, HubUnavailable, ModelsUnusable
 from daemon.core.hints import command
 from daemon.core.messages import Setup
+from daemon.core.slab import Slab
 from daemon.ledger.record import Model
 from daemon.monitoring.metrics import Metrics
 from daemon.placement.devices import (
@@ -53,7 +54,6 @@ from daemon.workers.lane import Lane
 from daemon.workers.mps import MpsServer, is_installed
 from daemon.workers.pool import Pool
 from daemon.workers.seat import Room, Seat
-from daemon.workers.slab import Slab
 from stages.contract.base import StageSpec
 from stages.contract.binning import load_rule
 from stages.contract.descriptor import SHARES

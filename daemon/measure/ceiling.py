@@ -14,12 +14,12 @@ import anyio
 from daemon.config.loading import Config
 from daemon.core.errors import VisiondError, WrongArgument, leaves
 from daemon.core.messages import Item
+from daemon.core.slab import Slab
 from daemon.layout.layout import Layout
 from daemon.layout.slabs import size_slab
 from daemon.monitoring.metrics import Metrics
 from daemon.system.log import set_up as set_up_log
 from daemon.workers.lane import Lane
-from daemon.workers.slab import Slab
 
 
 def measure_ceiling(config: Config, images: list[Path], seconds: float) -> float:

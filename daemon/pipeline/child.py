@@ -20,6 +20,7 @@ from daemon.config.loading import Config
 from daemon.config.values import members_of
 from daemon.core.errors import VisiondError, leaves
 from daemon.core.jobs import Committed, Content, Ending, Job, Read
+from daemon.core.slab import Slab
 from daemon.layout.layout import Layout, judge_of
 from daemon.ledger.record import Model, Record
 from daemon.ledger.rows import checksums_of
@@ -36,7 +37,6 @@ from daemon.system.lines import written_aside
 from daemon.system.log import set_up
 from daemon.system.retry import Hurried
 from daemon.system.stray import catch
-from daemon.workers.slab import Slab
 from stages.contract.processes import die_with
 
 log = structlog.get_logger()

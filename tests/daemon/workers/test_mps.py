@@ -24,6 +24,7 @@ from daemon.config.loading import parse
 from daemon.config.pipeline import PipelineSection
 from daemon.core.errors import WorkerLost
 from daemon.core.messages import Item, Setup
+from daemon.core.slab import Slab
 from daemon.layout import layout
 from daemon.layout.layout import Layout
 from daemon.monitoring.metrics import Metrics
@@ -33,7 +34,6 @@ from daemon.workers import mps
 from daemon.workers.mps import PIPES, MpsServer, is_installed
 from daemon.workers.pool import Pool
 from daemon.workers.seat import Seat
-from daemon.workers.slab import Slab
 from daemon.workers.worker import Worker
 from stages.contract.base import Limits
 from tests.daemon.workers.test_room import Card, count_published, running, states_of, workers_of

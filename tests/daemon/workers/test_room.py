@@ -26,6 +26,7 @@ from daemon.config.pipeline import PipelineSection
 from daemon.core import hints
 from daemon.core.errors import NoWorkersLeft
 from daemon.core.messages import Beat, Setup
+from daemon.core.slab import Slab
 from daemon.layout import layout
 from daemon.monitoring import machine
 from daemon.monitoring.metrics import Metrics
@@ -38,7 +39,6 @@ from daemon.system.gpus import Gpu
 from daemon.workers import lane, pool, seat
 from daemon.workers.pool import Pool
 from daemon.workers.seat import QUICK_DEATHS, Room, Seat, need_for
-from daemon.workers.slab import Slab
 from stages.contract.base import Limits
 from stages.registry.fake import FAKE_CONTEXT, count_used
 from tests.daemon_process import Place, counts_of, picture, until
