@@ -22,6 +22,7 @@ from daemon.core.hints import quantity
 from daemon.core.stores import find_trouble
 from daemon.inbox.names import find_left_out, find_renamed
 from daemon.inbox.walk import count_unread, find_unread
+from daemon.layout.devices import select_devices
 from daemon.layout.slabs import open_slab, size_slab
 from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.records import open_reader
@@ -29,7 +30,6 @@ from daemon.ledger.schema import DURATION, WITH_ORDER, check_room, newest, read_
 from daemon.models.examining import examine_models, examine_plugins, examine_rules
 from daemon.monitoring.disks import find_blocked, find_existing, list_written_folders
 from daemon.pipeline.tracing import check_traces
-from daemon.placement.devices import select_devices
 from daemon.results.destinations import Destination
 from daemon.results.sinks import open_sinks
 from daemon.results.uploads import StoreSink

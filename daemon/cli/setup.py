@@ -213,9 +213,8 @@ def describe_present(section: StageSection) -> str:
 
 def describe_placement(settings: Config, models: Mapping[str, str], missing: Parts) -> str:
     """Where the stages will run, and why: whether each GPU has memory for all of them. Raises ConfigError."""
-    from daemon.layout.layout import used_gpus
-    from daemon.placement.devices import select_devices
-    from daemon.placement.placement import choose_batches, plan
+    from daemon.layout.devices import select_devices, used_gpus
+    from daemon.layout.placement import choose_batches, plan
     from daemon.system.gpus import list_gpus
     from daemon.system.host import Host
     from stages.contract.manifest import list_files

@@ -9,7 +9,7 @@ import psutil
 from daemon.config.loading import Config
 from daemon.core.errors import ConfigError
 from daemon.core.slab import Slab
-from daemon.layout.layout import used_gpus
+from daemon.layout.devices import used_gpus
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from daemon.config.loading import parse
 from daemon.core.errors import ModelsUnusable, NotWritable
-from daemon.layout.layout import Layout, pack_errors
+from daemon.layout.layout import Layout
+from daemon.layout.models import pack_errors
 from daemon.models.tryouts import try_stages
 from daemon.monitoring.notices import join_words
 from stages.contract.folders import replace_folder

@@ -11,7 +11,7 @@ from pathlib import Path
 from daemon.config.loading import Config
 from daemon.core.errors import NotWritable
 from daemon.core.hints import command
-from daemon.layout.layout import pack_errors
+from daemon.layout.models import pack_errors
 from daemon.ledger.files import written_into
 from daemon.models.packs import describe_license
 from daemon.monitoring.disks import find_existing

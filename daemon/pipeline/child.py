@@ -17,26 +17,26 @@ import structlog
 from msgspec.structs import replace
 
 from daemon.config.loading import Config
-from daemon.config.values import members_of
 from daemon.core.errors import VisiondError, leaves
 from daemon.core.jobs import Committed, Content, Ending, Job, Read
 from daemon.core.slab import Slab
-from daemon.layout.layout import Layout, judge_of
+from daemon.layout.layout import Layout
+from daemon.layout.placement import Placement, Segment
 from daemon.ledger.record import Model, Record
 from daemon.ledger.rows import checksums_of
-from daemon.monitoring.counts import Counts
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.samples import read_samples
 from daemon.pipeline import wire
 from daemon.pipeline.station import Published, Station
 from daemon.pipeline.tracing import opened_tracer
-from daemon.placement.placement import Placement, Segment
 from daemon.results.destinations import Destination
+from daemon.results.judge import Judge
 from daemon.system.cores import bind
 from daemon.system.lines import written_aside
 from daemon.system.log import set_up
 from daemon.system.retry import Hurried
 from daemon.system.stray import catch
+from daemon.workers.opening import open_lanes
 from stages.contract.processes import die_with
 
 log = structlog.get_logger()
@@ -164,8 +164,10 @@ async def _serve(setup: wire.StationSetup, config: Config, coordinator: RemoteCo
     segments = tuple(Segment(tuple(stages), tuple(devices)) for stages, devices in setup.segments)
     specs = {spec.name: spec for spec in setup.specs}
     layout = Layout(config, setup.gpus, specs, Placement(segments, ""), setup.cores)
-    bind(setup.cores.common(devices_of(setup)))  # before the slab is touched, and before it starts workers
-    metrics = Metrics(Counts())
+    parts = zip(segments, setup.workers, strict=True)
+    held = [segment.first_devices[number] for segment, numbers in parts for number in numbers]
+    bind(setup.cores.common(held))  # before the slab is touched, and before it starts workers
+    metrics = Metrics()
     slab = Slab(setup.slab_bytes)
     inboxes = dict(zip(setup.inboxes, config.inbox, strict=True))
     destinations = {
@@ -174,8 +176,8 @@ async def _serve(setup: wire.StationSetup, config: Config, coordinator: RemoteCo
     }
     roots = {number: destination.inbox for number, destination in destinations.items()}
     coordinator.serve(destinations)
-    lanes = layout.open_lanes(slab, metrics, setup.workers)
-    judge = judge_of(config, roots)
+    lanes = open_lanes(layout, slab, metrics, setup.workers)
+    judge = Judge.of(config, roots)
     with opened_tracer(config.traces, setup.name) as tracer:
         station = Station(slab, lanes, judge, destinations, metrics, tracer=tracer)
         await _work(station, coordinator, metrics)
@@ -204,12 +206,6 @@ async def _work(station: Station, coordinator: RemoteCoordinator, metrics: Metri
             station.stop()
             working.cancel_scope.cancel()
         tasks.cancel_scope.cancel()
-
-
-def devices_of(setup: wire.StationSetup) -> list[str]:
-    """The device of each worker of this station; of a group, the first."""
-    parts = zip(setup.segments, setup.workers, strict=True)
-    return [members_of(devices[number])[0] for (_, devices), numbers in parts for number in numbers]
 
 
 def main() -> None:

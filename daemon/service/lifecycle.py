@@ -53,7 +53,7 @@ from daemon.system.children import leave_within
 from daemon.system.log import set_up as set_up_log
 from daemon.system.retry import Hurried, Retry
 from daemon.system.systemd import Notifier
-from daemon.workers.kernels import compile_for_workers
+from daemon.workers.kernels import compile_for_workers, list_wants
 
 log = structlog.get_logger()
 
@@ -247,7 +247,11 @@ class Service:
 
     async def _load_models(self, tasks: anyio.abc.TaskGroup, pipeline: Pipeline) -> None:
         """Start all workers at once, and report READY when all have loaded their models."""
-        wants = [want for layout in self._layouts for want in layout.wanted_kernels()]
+        wants = [
+            want
+            for layout in self._layouts
+            for want in list_wants(layout.placement.segments, layout.specs, layout.gpus)
+        ]
         await tasks.start(compile_for_workers, self.config.state.path / KERNELS, wants)
         for look in pipeline.looks:  # first looks do not wait for its model
             tasks.start_soon(look.staff)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from functools import partial
 
 import structlog
 from anyio import to_thread
@@ -12,11 +11,11 @@ from anyio import to_thread
 from daemon.config.loading import Config
 from daemon.config.state import LEDGER
 from daemon.inbox.watcher import Watcher
-from daemon.layout.layout import Layout, judge_of
+from daemon.layout.layout import Layout
 from daemon.layout.second_looks import LookPlan
-from daemon.ledger import looks
 from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.ledger import Ledger
+from daemon.ledger.record import Model
 from daemon.ledger.records import Reader
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline.coordinator import Pipeline
@@ -25,7 +24,7 @@ from daemon.pipeline.running import open_looks
 from daemon.pipeline.schedule import Schedule
 from daemon.pipeline.unpacker import open_unpacker
 from daemon.results.destinations import Destination, remember_folders
-from daemon.results.judge import LONGEST_PAUSE_SECONDS
+from daemon.results.judge import LONGEST_PAUSE_SECONDS, Judge
 from daemon.results.outbox import Outbox
 from daemon.results.sinks import open_sinks
 from daemon.system.retry import Retry
@@ -50,14 +49,13 @@ async def open_ledger(
         log.warning(ledger.remark)
     numbers = await ledger.register(
         [(inbox.root, inbox.priority) for inbox in config.inbox],
-        layout.models(),
-        [plan.model for plan in plans],
+        [*map(Model.of, layout.specs.values())],
+        [Model.of(plan.spec) for plan in plans],
         [inbox.root for inbox in config.inbox if inbox.unpack],
         config.kept_inboxes,
         [inbox.root for inbox in config.inbox if not config.keeps_in_place(inbox)],
     )
-    ledger.look_names = [plan.name for plan in plans]
-    if dropped := await ledger.run(partial(looks.begin, names=ledger.look_names, inboxes=numbers)):
+    if dropped := await ledger.begin_looks([plan.name for plan in plans]):
         log.warning("second looks that are no longer configured were dropped", images=dropped)
     await ledger.bound_waits(config.pipeline.retry_seconds, LONGEST_PAUSE_SECONDS)
     return ledger, numbers
@@ -90,7 +88,7 @@ async def open_pipeline(
         retry=retry,
         keep_marker=ledger.keep_marker,
     )
-    judge = judge_of(config, {number: each.inbox for number, each in destinations.items()})
+    judge = Judge.of(config, {number: each.inbox for number, each in destinations.items()})
     schedule = Schedule()
     return Pipeline(
         ledger=ledger,

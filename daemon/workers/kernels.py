@@ -24,7 +24,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from daemon.config.state import closed_to_others
 from daemon.core.hints import command
-from daemon.placement.placement import Segment
+from daemon.layout.placement import Segment
 from daemon.system.children import end
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host

@@ -10,7 +10,7 @@ import msgspec
 from daemon.config.loading import Config
 from daemon.core.errors import WrongArgument
 from daemon.core.labels import Kind
-from daemon.layout.layout import pack_errors
+from daemon.layout.models import pack_errors
 from stages.contract.manifest import Manifest
 from stages.contract.recognition import name_model
 from stages.weights import names
