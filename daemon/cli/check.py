@@ -34,11 +34,11 @@ from daemon.results.destinations import Destination
 from daemon.results.sinks import open_sinks
 from daemon.results.uploads import StoreSink
 from daemon.server.app import listen, load_certificate, read_page_token, read_token, risks
+from daemon.server.control import ask
 from daemon.system.gpus import list_gpus
 from daemon.system.host import Host
 from daemon.system.mounts import ask as ask_files
 from daemon.system.mounts import describe_missing, is_network_mount, is_there
-from daemon.terminal.control import ask
 from daemon.terminal.display import Finding, graded
 from daemon.unpacking.kinds import find_missing
 

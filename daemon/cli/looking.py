@@ -303,9 +303,9 @@ def serve_page(config: Config, *, anywhere: bool = False, is_daemons: bool = Fal
     import anyio
 
     from daemon.config.state import closed_to_others
+    from daemon.server import control
     from daemon.server.app import listen
     from daemon.server.page.process import serve
-    from daemon.terminal import control
 
     http = config.page_http
     try:

@@ -106,7 +106,7 @@ def status(
       visiond status --watch
       visiond status --json
     """
-    from daemon.terminal import control
+    from daemon.server import control
 
     if every and not watch:
         raise typer.BadParameter("--every can only be used with --watch")
@@ -211,7 +211,7 @@ def show(
     """
     from daemon.labels.store import LabelStore
     from daemon.ledger.records import open_reader
-    from daemon.terminal import control
+    from daemon.server import control
 
     settings = read_config_to_look(config)
     with open_reader(settings) as reader:

@@ -57,7 +57,7 @@ def setup(
       visiond setup best --yes
     """
     from daemon.cli.recovery import redo
-    from daemon.terminal import control
+    from daemon.server import control
 
     use_set(name, config, permissive=permissive, allow_pickle=allow_pickle, quick=quick, yes=yes)
     settings = read_config(config)
@@ -301,7 +301,7 @@ def restore(file: Path, text: str) -> None:
 def find_errors(settings: Config, file: Path | None, *, quick: bool, show: bool = False) -> set[str]:
     """The errors of `visiond check`. Beside a daemon no stage is built: it has the GPU's memory. show: print all findings."""
     from daemon.cli.check import examine
-    from daemon.terminal import control
+    from daemon.server import control
 
     errors = set()
     for finding in examine(settings, file, quick=quick or control.find_snapshot(settings) is not None):

@@ -29,6 +29,7 @@ from daemon.results.webhook import describe
 from daemon.search.following import read_last
 from daemon.search.query import DATES, QueryError
 from daemon.search.searcher import Searcher
+from daemon.server import control
 from daemon.server.app import answer_json
 from daemon.server.asked import Asked, find_images, number_in, refuse_others, refuse_unknown_bin
 from daemon.server.openapi import (
@@ -42,7 +43,6 @@ from daemon.server.openapi import (
     make_document,
 )
 from daemon.server.uploads import Uploads, find_file
-from daemon.terminal import control
 
 if TYPE_CHECKING:
     from daemon.ledger.record import Record

@@ -21,12 +21,12 @@ from daemon.monitoring.notices import list_notices, notices_of
 from daemon.search.duplicates import read_group_of
 from daemon.search.query import UNPUBLISHED, Query, QueryError
 from daemon.search.searcher import UNCUT, Found, Searcher
+from daemon.server import control
 from daemon.server.asked import SHOWN, Asked, find_images
 from daemon.server.page.pictures import DECODERS, NoPicture, Original, Pictures, draw_reason, read_making
 from daemon.server.page.rendering import Renderer
 from daemon.server.page.ticked import MOST
 from daemon.server.page.views import View, describe_one, is_copy, suggest, view_of, visible
-from daemon.terminal import control
 
 if TYPE_CHECKING:
     from daemon.ledger.record import Record
