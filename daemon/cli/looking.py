@@ -16,7 +16,6 @@ from daemon.core.errors import ConfigError, VisiondError
 from daemon.core.hints import command, quantity
 from daemon.ledger import publications
 from daemon.ledger.soundness import MOST
-from daemon.monitoring.notices import notices_of
 from daemon.monitoring.overview import say_bytes
 from daemon.terminal.display import (
     console,
@@ -155,7 +154,7 @@ def _print(found: list[tuple[Record, Hit]], *, as_json: bool) -> None:
             for r, hit in found
         ),
     )
-    print_notices(notices_of(record for record, _ in found))
+    print_notices(notice for record, _ in found for notice in record.notices())
     if not found:
         errors.print("No image fits.")
 

@@ -14,11 +14,11 @@ from prometheus_client.core import Metric
 
 from daemon.core.jobs import Admitted, Attempt, Ending, JobStatus, Waiting
 from daemon.core.messages import Reply
+from daemon.core.notices import KINDS, kind_of
 from daemon.monitoring.counts import Counts
 from daemon.monitoring.disks import DiskSpace
 from daemon.monitoring.limits import PARTS
 from daemon.monitoring.machine import Gpus
-from daemon.monitoring.notices import KINDS, kind_of
 from daemon.monitoring.samples import Sum, add
 from daemon.monitoring.series import OTHER, STATES, Series
 from daemon.monitoring.snapshot import GpuState, LookState, SinkState, StageState, WorkerState

@@ -17,36 +17,13 @@ import structlog
 from daemon.config.loading import Config
 from daemon.config.second_look import SecondLook
 from daemon.core.errors import ConfigError
-from daemon.core.jobs import UNREAD, Attempt, Content, Ending, Failure, Job, JobStatus
-from daemon.core.sidecar import describe_source
+from daemon.core.jobs import IMAGE_SUFFIXES, UNREAD, Attempt, Content, Ending, Failure, Job, JobStatus
+from daemon.core.sidecar import KEYS, describe_source
 from daemon.system.clock import steady_seconds
 from stages.contract import binning
 from stages.contract.base import Reason
 from stages.contract.binning import Bin, Rule, Thresholds, apply_rule, is_decided, judge, load_rule
-from stages.registry.registry import KEYS
 
-# A file with such a suffix FAILS if it is not an image; any other file is only SKIPPED.
-IMAGE_SUFFIXES = frozenset(
-    suffix.encode()
-    for suffix in (
-        *(
-            ".jpg",
-            ".jpeg",
-            ".jpe",
-            ".jfif",
-            ".mpo",
-            ".jp2",
-            ".jxl",
-            ".png",
-            ".webp",
-            ".gif",
-            ".tif",
-            ".tiff",
-            ".bmp",
-        ),
-        *(".avif", ".heic", ".heif", ".ppm", ".pgm", ".pbm", ".pnm", ".psd", ".svg"),
-    )
-)
 OF_OTHER_FILES = (Reason.UNPACKED, Reason.NOT_AN_IMAGE, Reason.EMPTY, Reason.BYTES)
 SKIPPED = {True: (Reason.UNPACKED,), False: OF_OTHER_FILES}  # by whether the file has the name of an image
 LONGEST_PAUSE_SECONDS = 600.0

@@ -30,9 +30,10 @@ from daemon.core.errors import (
     leaves,
 )
 from daemon.core.hints import command, quantity
-from daemon.core.jobs import JobStatus
+from daemon.core.jobs import JobStatus, Outdated
 from daemon.inbox.names import check_names
 from daemon.inbox.walk import count_unread
+from daemon.layout.announcing import announce
 from daemon.layout.layout import Layout, digest_settings
 from daemon.layout.second_looks import lay_out
 from daemon.ledger.records import Reader
@@ -42,7 +43,6 @@ from daemon.monitoring.counts import Counts, WaitingCount
 from daemon.monitoring.disks import Disks, list_written_folders
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import Snapshot
-from daemon.pipeline.announcing import announce, warn_of_outdated
 from daemon.pipeline.coordinator import Pipeline
 from daemon.server.answers import Answers
 from daemon.server.keeper import Keeper
@@ -353,3 +353,14 @@ def warn_of_sinks(pipeline: Pipeline) -> None:
     """Log which sinks lack records at the end."""
     for problem in pipeline.outbox.problems():
         log.warning("stopped before a sink had all records; the next start delivers the rest", why=problem)
+
+
+def warn_of_outdated(outdated: Outdated | None) -> None:
+    """Log how many files have results that this configuration would not make."""
+    if outdated:
+        log.warning(
+            f"{'files' if outdated.files else 'some files may'} have results of earlier models or options",
+            files=outdated.files,
+            at_least=outdated.at_least,
+            fix=command("redo", "--stale"),
+        )

@@ -21,7 +21,7 @@ from daemon.core.errors import NotPrinted, ReaderGone
 from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus
 from daemon.core.labels import Kind, Label, Value
-from daemon.monitoring.notices import list_notices, notices_of
+from daemon.core.notices import list_notices
 from daemon.system.log import escape, is_json
 from stages.blip.descriptor import BLIP
 from stages.contract.binning import describe
@@ -257,7 +257,7 @@ def show_record(record: Record) -> None:
         + (f", one of {record.pages:,} pages or frames" if record.pages > 1 else "")
     )
     console.print(f"inbox  {printable(os.fsdecode(record.inbox_path))}")
-    for line in list_notices(notices_of([record])):
+    for line in list_notices(record.notices()):
         console.print(f"[yellow]{printable(line)}[/yellow]")
     if record.status is not JobStatus.DONE:
         reason = ": ".join(filter(None, (record.reason, record.detail)))

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 from daemon.config.loading import Config
 from daemon.core.errors import SearchUnusable, VisiondError
 from daemon.core.jobs import JobStatus
-from daemon.monitoring.notices import list_notices, notices_of
+from daemon.core.notices import list_notices
 from daemon.search.duplicates import read_group_of
 from daemon.search.query import UNPUBLISHED, Query, QueryError
 from daemon.search.searcher import UNCUT, Found, Searcher
@@ -98,7 +98,7 @@ class Images:
             "newest": 0 if asked.cursor else about.place,
             "problem": found.problem,
             "refused": is_refused,
-            "notices": list_notices(notices_of(records)),
+            "notices": list_notices(notice for record in records for notice in record.notices()),
             "is_part": _wants_cards(request),
         }
         if _wants_cards(request):
@@ -131,7 +131,7 @@ class Images:
             "group": await run_sync(self._count_group, record.id),
             "before": newer and self._address(f"/images/{newer}", **asked.values()),
             "after": older and self._address(f"/images/{older}", **asked.values()),
-            "notices": list_notices(notices_of([record])),
+            "notices": list_notices(record.notices()),
         }
         return self._show(request, "image.html", values)
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from daemon.config.loading import Config
-from daemon.monitoring.notices import list_notices
+from daemon.core.notices import list_notices
 from daemon.monitoring.overview import LastHour, Overview
 from daemon.search.query import Query
 from daemon.search.searcher import NEWEST, Searcher

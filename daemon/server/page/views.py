@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from daemon.core.jobs import JobStatus
-from daemon.core.sidecar import timestamp
-from daemon.ledger.record import BUILT_IN_KEYS as KEYS
+from daemon.core.sidecar import KEYS, timestamp
 from daemon.ledger.record import Record
 from daemon.search.entries import FIELDS
 from daemon.search.marking import Part, excerpt, split_at_words

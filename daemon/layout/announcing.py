@@ -1,4 +1,4 @@
-"""What the log of a start says about stages, models, second looks and older results."""
+"""What the log of a start says about stages, models and second looks."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Iterable
 
 import structlog
 
-from daemon.core.hints import command
-from daemon.core.jobs import Outdated
+from daemon.core.notices import list_notices
 from daemon.layout.layout import Layout
 from daemon.layout.second_looks import LookPlan
-from daemon.monitoring.notices import list_notices
 from stages.registry.registry import PROBLEMS
 from stages.weights.layouts import describe_words
 
@@ -35,14 +33,3 @@ def announce(layout: Layout, plans: Iterable[LookPlan], *, with_notices: bool) -
         log.info(plan.segment.name, what=plan.describe())
         if words := describe_words(plan.spec, plan.name):
             log.warning(words)
-
-
-def warn_of_outdated(outdated: Outdated | None) -> None:
-    """Log how many files have results that this configuration would not make."""
-    if outdated:
-        log.warning(
-            f"{'files' if outdated.files else 'some files may'} have results of earlier models or options",
-            files=outdated.files,
-            at_least=outdated.at_least,
-            fix=command("redo", "--stale"),
-        )
