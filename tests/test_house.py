@@ -26,7 +26,7 @@ IMPORTS = {
     "daemon.pipeline.child": 23,
     "daemon.pipeline.coordinator": 16,
     "daemon.pipeline.unpacker": 21,
-    "daemon.service.lifecycle": 30,
+    "daemon.service.lifecycle": 29,
     "daemon.service.wiring": 20,
     "visiond.cluster.reading.unpacking": 17,
 }

@@ -21,14 +21,14 @@ from daemon.core.errors import ConfigError, NothingFound, VisiondError
 from daemon.core.hints import quantity
 from daemon.core.stores import find_trouble
 from daemon.inbox.names import find_left_out, find_renamed
-from daemon.inbox.walk import count_unread, find_unread
+from daemon.inbox.walk import find_unread
 from daemon.layout.devices import select_devices
 from daemon.layout.slabs import open_slab, size_slab
-from daemon.ledger.files import describe_lost_ledger
+from daemon.ledger.identity import describe_lost_ledger
 from daemon.ledger.records import open_reader
 from daemon.ledger.schema import DURATION, WITH_ORDER, check_room, newest, read_version
 from daemon.models.examining import examine_models, examine_plugins, examine_rules
-from daemon.monitoring.disks import find_blocked, find_existing, list_written_folders
+from daemon.monitoring.disks import find_blocked, list_written_folders
 from daemon.pipeline.tracing import check_traces
 from daemon.results.destinations import Destination
 from daemon.results.sinks import open_sinks
@@ -38,7 +38,7 @@ from daemon.server.control import ask
 from daemon.system.gpus import list_gpus
 from daemon.system.host import Host
 from daemon.system.mounts import ask as ask_files
-from daemon.system.mounts import describe_missing, is_network_mount, is_there
+from daemon.system.mounts import describe_missing, find_existing, is_network_mount, is_there
 from daemon.terminal.display import Finding, graded
 from daemon.unpacking.kinds import find_missing
 
@@ -125,7 +125,7 @@ def _folders_within(inbox: Inbox, longest: int) -> Iterator[Finding]:
         lines = unread.lines()
         more = [f"and {len(unread) - len(lines):,} more"] if len(unread) > len(lines) else []
         fix = "give the daemon's user permission to list and enter them, or move their files up."
-        yield Finding("warning", f"{count_unread(unread)}: {'; '.join(lines + more)}; {fix}")
+        yield Finding("warning", f"{unread.summary()}: {'; '.join(lines + more)}; {fix}")
     if not whole:
         yield Finding("ok", f"inbox {inbox.path} is large: only some of its folders were checked.")
 

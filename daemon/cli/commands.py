@@ -273,7 +273,7 @@ def samples(
       visiond samples inbox
       visiond samples inbox --count 100 --seed 1
     """
-    from daemon.ledger.files import written_into
+    from daemon.core.files import written_into
     from stages.scenes.generator import write_samples
 
     with written_into(folder), Progress("images", total=count) as progress:

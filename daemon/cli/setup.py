@@ -248,7 +248,7 @@ def ask(question: str) -> None:
 
 
 def pull(settings: Config, models: Parts, *, allow_pickle: bool) -> None:
-    from daemon.ledger.files import written_into
+    from daemon.core.files import written_into
     from daemon.models.pulls import pull_named
     from daemon.system.ownership import hand_over
 
@@ -269,7 +269,7 @@ def write(file: Path, config: Path | None, models: Mapping[str, str]) -> tuple[s
     """Change daemon.toml, all at once, as it is now: somebody may have changed it during the download. Returns its text
     before, or none, and a sentence. Raises NotWritable, ConfigError."""
     from daemon.config.state import LEDGER
-    from daemon.ledger.files import written_whole
+    from daemon.core.files import written_whole
     from daemon.measure.edit import replace_file
 
     settings = read_config(config)

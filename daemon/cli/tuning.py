@@ -291,7 +291,7 @@ def warm(
 async def compile_missing(folder: Path, missing: list[Want]) -> CompileProgress:
     """Compile, and show the progress. Raises KernelsMissing, NotWritable."""
     from daemon.core.errors import KernelsMissing
-    from daemon.ledger.files import written_into
+    from daemon.core.files import written_into
     from daemon.terminal.progress import Progress
     from daemon.workers.compiler import CompileProgress
     from daemon.workers.kernels import compiling

@@ -15,15 +15,16 @@ import msgspec
 from daemon.config.loading import Config
 from daemon.config.state import closed_to_others
 from daemon.core.errors import NotWritable, WrongArgument
+from daemon.core.files import STDOUT, sync_folders, written_into
 from daemon.core.labels import LookUp, no_labels
 from daemon.core.urls import is_url
 from daemon.exports.answered import Answered
 from daemon.exports.columns import ExportColumns
 from daemon.exports.formats import FOLDERS, WITH_IMAGES
 from daemon.exports.label_studio import write_label_studio
-from daemon.ledger.files import STDOUT, sync_folder, sync_folders, written_into
 from daemon.ledger.record import Record
 from daemon.system.mounts import Position, ask
+from stages.contract.folders import sync
 
 MANIFEST = "visiond.json"  # which models gave the answers, and which files the export made
 
@@ -151,7 +152,7 @@ def write_folder(
             if os.path.lexists(folder):
                 folder.rename(aside)
             partial.rename(folder)
-            sync_folder(folder.parent)
+            sync(folder.parent)
         finally:
             if aside.exists() and not folder.exists():  # the new one did not get its name
                 aside.rename(folder)

@@ -16,6 +16,7 @@ import msgspec
 from daemon import __version__
 from daemon.config.state import closed_to_others
 from daemon.core.errors import WrongArgument
+from daemon.core.files import PARQUET, STDOUT, VERSION, written_whole
 from daemon.core.hints import command, quantity
 from daemon.core.labels import LookUp, no_labels
 from daemon.core.notices import list_notices
@@ -25,7 +26,6 @@ from daemon.exports.columns import ExportColumns, line_of
 from daemon.exports.datasets import name_inboxes, write_folder, write_images
 from daemon.exports.lance import load_library, write_lance
 from daemon.exports.parquet import write_table
-from daemon.ledger.files import PARQUET, STDOUT, VERSION, written_whole
 from daemon.ledger.record import UNKNOWN, Model, Record, describe_models
 from daemon.ledger.records import Reader
 

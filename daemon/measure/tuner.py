@@ -20,11 +20,11 @@ import msgspec
 from daemon.config.loading import Config
 from daemon.config.state import TUNING, closed_to_others, lock_state
 from daemon.core.errors import AlreadyRunning, ConfigError, NothingFound, VisiondError
+from daemon.core.files import written_into
 from daemon.core.hints import command, quantity
 from daemon.layout.devices import select_devices, used_gpus
 from daemon.layout.models import choose_dtypes, resolve_models
 from daemon.layout.profile import Machine, Profile, Trial, read_profile, write_profile
-from daemon.ledger.files import written_into
 from daemon.measure.search import Space, judge, next_settings
 from daemon.measure.throwaway import Say
 from daemon.measure.trial import Bench

@@ -32,7 +32,6 @@ from daemon.core.errors import (
 from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus, Outdated
 from daemon.inbox.names import check_names
-from daemon.inbox.walk import count_unread
 from daemon.layout.announcing import announce
 from daemon.layout.layout import Layout, digest_settings
 from daemon.layout.second_looks import lay_out
@@ -185,7 +184,7 @@ class Service:
                 f"Not every file was found and read: {'; '.join(problems)}.", self.counts.outcomes()
             )
         if unread := pipeline.watcher.unread():
-            lines = [f"{count_unread(folders)}: {'; '.join(folders.lines(3))}" for folders in unread]
+            lines = [f"{folders.summary()}: {'; '.join(folders.lines(3))}" for folders in unread]
             text = f"Not every file was found: {' | '.join(lines)}. `{command('check')}` lists them."
             raise InboxUnreadable(text, self.counts.outcomes())
         if problems := pipeline.publisher.held_back():

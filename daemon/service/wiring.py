@@ -13,7 +13,7 @@ from daemon.config.state import LEDGER
 from daemon.inbox.watcher import Watcher
 from daemon.layout.layout import Layout
 from daemon.layout.second_looks import LookPlan
-from daemon.ledger.files import describe_lost_ledger
+from daemon.ledger.identity import describe_lost_ledger
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
 from daemon.ledger.records import Reader

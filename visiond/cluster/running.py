@@ -36,7 +36,6 @@ import structlog
 from daemon.core.errors import VisiondError
 from daemon.core.hints import quantity
 from daemon.core.jobs import JobStatus
-from daemon.inbox.walk import count_unread
 from visiond.cluster.job import ClusterJob
 from visiond.cluster.places import open_place
 from visiond.cluster.planning import Planner, Unit
@@ -109,7 +108,7 @@ def run(
     result.finished_before, result.duplicates = planner.finished, planner.duplicates
     output.clean()
     if unread := listing.unread:
-        result.unread = f"Not every file was found: {count_unread(unread)}: {'; '.join(unread.lines(3))}"
+        result.unread = f"Not every file was found: {unread.summary()}: {'; '.join(unread.lines(3))}"
     return result
 
 

@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 
+from daemon.core.files import temporary_name
 from daemon.core.jobs import JobStatus, Placed, Version
 from daemon.inbox import sources
-from daemon.inbox.sources import _is_copy, temporary_name
+from daemon.inbox.sources import _is_copy
 from daemon.ledger.record import Record
 from daemon.results.destinations import Held
 from tests.makers import MODES, drop, open_destination, tree
