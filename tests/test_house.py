@@ -22,12 +22,12 @@ MOST_IMPORTS = 15  # of the project's own modules by one file
 IMPORTS = {
     "daemon.cli.check": 28,
     "daemon.cli.commands": 17,
-    "daemon.ledger.records": 17,
+    "daemon.ledger.records": 16,
     "daemon.pipeline.child": 23,
     "daemon.pipeline.coordinator": 16,
     "daemon.pipeline.unpacker": 21,
-    "daemon.service.lifecycle": 29,
-    "daemon.service.wiring": 20,
+    "daemon.service.lifecycle": 21,
+    "daemon.service.wiring": 25,
     "visiond.cluster.reading.unpacking": 17,
 }
 

@@ -48,13 +48,18 @@ def written_whole(
         partial.unlink(missing_ok=True)
         yield partial
         sync(partial)  # otherwise a power failure might leave an empty file with this name
-        os.replace(partial, file)
-        sync(file.parent)
+        rename_durably(partial, file)
     except OSError as error:
         raise NotWritable(f"{file} cannot be written: {error.strerror or error}.") from error
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def rename_durably(file: Path, name: Path) -> None:
+    """Rename a file or a folder so that a power failure does not bring the old name back. Raises OSError."""
+    os.replace(file, name)
+    sync(name.parent)
 
 
 def check_free(file: Path, ledger: Path, *, force: bool, begins: tuple[bytes, ...]) -> None:

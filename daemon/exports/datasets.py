@@ -15,7 +15,7 @@ import msgspec
 from daemon.config.loading import Config
 from daemon.config.state import closed_to_others
 from daemon.core.errors import NotWritable, WrongArgument
-from daemon.core.files import STDOUT, sync_folders, written_into
+from daemon.core.files import STDOUT, rename_durably, sync_folders, written_into
 from daemon.core.labels import LookUp, no_labels
 from daemon.core.urls import is_url
 from daemon.exports.answered import Answered
@@ -24,7 +24,6 @@ from daemon.exports.formats import FOLDERS, WITH_IMAGES
 from daemon.exports.label_studio import write_label_studio
 from daemon.ledger.record import Record
 from daemon.system.mounts import Position, ask
-from stages.contract.folders import sync
 
 MANIFEST = "visiond.json"  # which models gave the answers, and which files the export made
 
@@ -151,8 +150,7 @@ def write_folder(
             sync_folders([os.fsencode(partial)])
             if os.path.lexists(folder):
                 folder.rename(aside)
-            partial.rename(folder)
-            sync(folder.parent)
+            rename_durably(partial, folder)
         finally:
             if aside.exists() and not folder.exists():  # the new one did not get its name
                 aside.rename(folder)

@@ -1,4 +1,4 @@
-"""What the log of a start says about stages, models and second looks."""
+"""What the log of a start says about stages, models, second looks and older results."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import structlog
 
+from daemon.core.hints import command
+from daemon.core.jobs import Outdated
 from daemon.core.notices import list_notices
 from daemon.layout.layout import Layout
 from daemon.layout.second_looks import LookPlan
@@ -33,3 +35,14 @@ def announce(layout: Layout, plans: Iterable[LookPlan], *, with_notices: bool) -
         log.info(plan.segment.name, what=plan.describe())
         if words := describe_words(plan.spec, plan.name):
             log.warning(words)
+
+
+def warn_of_outdated(outdated: Outdated | None) -> None:
+    """Log how many files have results that this configuration would not make."""
+    if outdated:
+        log.warning(
+            f"{'files' if outdated.files else 'some files may'} have results of earlier models or options",
+            files=outdated.files,
+            at_least=outdated.at_least,
+            fix=command("redo", "--stale"),
+        )

@@ -20,11 +20,11 @@ import msgspec
 from daemon.config.loading import Config
 from daemon.config.state import IDENTITY, LEDGER
 from daemon.core.errors import IdentityDamaged, LedgerDamaged, LedgerUnusable, OtherLedger
+from daemon.core.files import rename_durably
 from daemon.core.hints import command
 from daemon.ledger.schema import connect, damaged, trouble_named, unusable
 from daemon.ledger.soundness import MOST, find_cut, is_blank
 from daemon.ledger.statements import SQL
-from stages.contract.folders import sync
 
 MARGIN = 1_000_000  # numbers left out behind the last one noted, as more may have been given since
 
@@ -63,8 +63,7 @@ def write(folder: Path, identity: Identity) -> None:
         out.write(msgspec.json.encode(identity) + b"\n")
         out.flush()
         os.fsync(out.fileno())
-    os.replace(partial, file)
-    sync(folder)
+    rename_durably(partial, file)
 
 
 def open_ledger(path: Path) -> tuple[sqlite3.Connection, str]:

@@ -21,7 +21,7 @@ import msgspec
 from daemon.config.loading import Config
 from daemon.config.state import LEDGER
 from daemon.core.errors import InboxMoved
-from daemon.core.files import DATABASE
+from daemon.core.files import DATABASE, rename_durably
 from daemon.core.hints import command, quantity
 from daemon.core.jobs import Version
 from daemon.inbox.sources import taken_names
@@ -40,7 +40,6 @@ from daemon.maintenance.sidecars import (
     stat_regular,
 )
 from daemon.results.destinations import Destination
-from stages.contract.folders import sync
 
 CHUNK = 512  # sidecars restored in one transaction
 CLOCK_SECONDS = 0.001  # the precision of the times in a sidecar
@@ -83,8 +82,7 @@ def _replace(path: Path, fresh: Path, present: identity.Identity) -> Iterator[Si
             keep(f"{path}{suffix}", f"{kept}{suffix}")
     # The identity before the ledger: after a kill in between, the ledger is refused and can be repaired again.
     identity.write(path.parent, present)
-    fresh.rename(path)
-    sync(path.parent)
+    rename_durably(fresh, path)
     if os.path.lexists(kept):
         yield SidecarState("kept", os.fsencode(kept))
 

@@ -42,8 +42,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def sync(path: Path | bytes) -> None:
-    """Flush a file's content, or a folder's entries: a rename in it then outlives a power failure, after which the old file may
-    be back otherwise. Raises OSError."""
+    """Flush a file's content, or a folder's entries. Raises OSError."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
