@@ -20,7 +20,7 @@ MOST_BRANCHES = 15
 MOST_IMPORTS = 15  # of the project's own modules by one file
 # Files with more of them today. The figures may only sink: mend or remove an entry when it does.
 IMPORTS = {
-    "daemon.cli.check": 28,
+    "daemon.cli.check": 16,
     "daemon.cli.commands": 17,
     "daemon.ledger.records": 16,
     "daemon.pipeline.child": 23,

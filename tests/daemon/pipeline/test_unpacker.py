@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from daemon.cli import check
+from daemon.cli.check_folders import examine_unpacking
 from daemon.config.loading import parse
 from daemon.core.errors import MissingLibrary
 from daemon.core.jobs import Failure
@@ -181,7 +181,7 @@ def test_without_its_library_the_daemon_does_not_start_and_check_says_why(
 ) -> None:
     monkeypatch.setattr("daemon.unpacking.kinds.find_spec", lambda name: None)
     config = parse({"inbox": [{"unpack": ["zip", "pdf"]}]}, tmp_path)
-    [finding] = check._unpacking(config)
+    [finding] = examine_unpacking(config)
     assert finding.grade == "error"
     assert "pip install 'visiond[documents]'" in finding.text
     with pytest.raises(MissingLibrary, match="pypdfium2"):
