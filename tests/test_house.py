@@ -25,7 +25,6 @@ IMPORTS = {
     "daemon.ledger.records": 16,
     "daemon.pipeline.child": 23,
     "daemon.pipeline.coordinator": 16,
-    "daemon.pipeline.unpacker": 21,
     "daemon.service.lifecycle": 21,
     "daemon.service.wiring": 25,
     "visiond.cluster.reading.unpacking": 17,
