@@ -30,9 +30,9 @@ from stages.registry.registry import ORDER
 class Metrics(Series):
     """Every metric of the daemon, by attribute, and a method for each event."""
 
-    def __init__(self, counts: Counts | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.counts = counts or Counts()
+        self.counts = Counts()
         self.stations = Sum()  # of those in other processes, and of the page
         self._inboxes: Mapping[int, str] = {}  # names by number
         self._measured: set[str] = set()  # folders whose disk has answered
