@@ -23,7 +23,7 @@ IMPORTS = {
     "daemon.cli.check": 16,
     "daemon.cli.commands": 17,
     "daemon.ledger.records": 16,
-    "daemon.pipeline.child": 23,
+    "daemon.pipeline.child": 21,
     "daemon.pipeline.coordinator": 16,
     "daemon.service.lifecycle": 21,
     "daemon.service.wiring": 25,
