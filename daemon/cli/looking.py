@@ -15,6 +15,7 @@ import typer
 from daemon.core.errors import ConfigError, VisiondError
 from daemon.core.hints import command, quantity
 from daemon.ledger import publications
+from daemon.ledger.record import notices_of
 from daemon.ledger.soundness import MOST
 from daemon.monitoring.overview import say_bytes
 from daemon.terminal.display import (
@@ -154,7 +155,7 @@ def _print(found: list[tuple[Record, Hit]], *, as_json: bool) -> None:
             for r, hit in found
         ),
     )
-    print_notices(notice for record, _ in found for notice in record.notices())
+    print_notices(notices_of(record for record, _ in found))
     if not found:
         errors.print("No image fits.")
 

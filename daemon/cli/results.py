@@ -18,6 +18,7 @@ from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus
 from daemon.core.labels import no_labels
 from daemon.core.notices import list_notices
+from daemon.ledger.record import notices_of
 from daemon.ledger.soundness import MOST
 from daemon.terminal.display import (
     console,
@@ -185,7 +186,7 @@ def list_images(
             ("id", "state", "file", "bin or reason"),
             ((r.id, r.status.name, os.fsdecode(r.location), r.summary) for r in records),
         )
-        print_notices(notice for record in records for notice in record.notices())
+        print_notices(notices_of(records))
         if len(records) == limit:
             print_cut("file", limit, "newest", ("listed", "lists"))
         # The newest version of a file may have another state.

@@ -315,14 +315,11 @@ def find_wants(settings: Config, capabilities: list[str] | None) -> tuple[list[W
     from daemon.layout.models import resolve_models
     from daemon.layout.placement import Segment
     from daemon.layout.second_looks import lay_out
-    from daemon.workers.kernels import list_wants
+    from daemon.workers.kernels import list_wants, wants_of
 
     if not capabilities:
         layout, looks = lay_out(settings)
-        parts = [layout, *(look.layout for look in looks)]
-        found = [
-            want for part in parts for want in list_wants(part.placement.segments, part.specs, part.gpus)
-        ]
+        found = wants_of([layout, *(look.layout for look in looks)])
         return found, used_gpus(layout.config, layout.gpus)
     wants, used = [], []
     settings = assume_gpus(settings)

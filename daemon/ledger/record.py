@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -265,6 +265,10 @@ class Record:
             return crc32(b"".join((*made_by, *image, self.bin.encode(), self.criteria or b"{}")))
         failed = f"FAILED {self.attempts} {self.reason} {self.detail}"
         return crc32(b"".join((failed.encode(), *image)))
+
+
+def notices_of(records: Iterable[Record]) -> Iterator[tuple[str, str]]:
+    return (notice for record in records for notice in record.notices())
 
 
 def describe_models(models: Iterable[Model]) -> list[dict[str, Any]]:

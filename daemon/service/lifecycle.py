@@ -44,7 +44,7 @@ from daemon.system.children import leave_within
 from daemon.system.log import set_up as set_up_log
 from daemon.system.retry import Hurried
 from daemon.system.systemd import Notifier
-from daemon.workers.kernels import compile_for_workers, list_wants
+from daemon.workers.kernels import compile_for_workers, wants_of
 
 log = structlog.get_logger()
 
@@ -216,12 +216,7 @@ class Service:
 
     async def _load_models(self, tasks: anyio.abc.TaskGroup, pipeline: Pipeline) -> None:
         """Start all workers at once, and report READY when all have loaded their models."""
-        wants = [
-            want
-            for layout in self._layouts
-            for want in list_wants(layout.placement.segments, layout.specs, layout.gpus)
-        ]
-        await tasks.start(compile_for_workers, self.config.state.path / KERNELS, wants)
+        await tasks.start(compile_for_workers, self.config.state.path / KERNELS, wants_of(self._layouts))
         for look in pipeline.looks:  # first looks do not wait for its model
             tasks.start_soon(look.staff)
         async with anyio.create_task_group() as starting:

@@ -37,7 +37,7 @@ from daemon.pipeline.station import Station
 from daemon.results.judge import Judge
 from daemon.system.children import END_SECONDS, Parent
 from daemon.system.log import set_up
-from daemon.workers.kernels import compile_for_workers, list_wants
+from daemon.workers.kernels import compile_for_workers, wants_of
 from daemon.workers.opening import open_lanes
 from visiond.engine.calls import Calls, Image, Known
 from visiond.engine.rows import ResultRows
@@ -168,8 +168,7 @@ class Annotator:
         station = Station(slab, lanes, judge, {}, metrics, publish=calls.publish, read=calls.read)
         try:
             async with from_thread.BlockingPortal() as self._portal, anyio.create_task_group() as tasks:
-                wants = list_wants(layout.placement.segments, layout.specs, layout.gpus)
-                await tasks.start(compile_for_workers, config.state.path / KERNELS, wants)
+                await tasks.start(compile_for_workers, config.state.path / KERNELS, wants_of([layout]))
                 await tasks.start(station.staff)
                 tasks.start_soon(station.run, calls)
                 if all(

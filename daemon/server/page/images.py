@@ -18,6 +18,7 @@ from daemon.config.loading import Config
 from daemon.core.errors import SearchUnusable, VisiondError
 from daemon.core.jobs import JobStatus
 from daemon.core.notices import list_notices
+from daemon.ledger.record import notices_of
 from daemon.search.duplicates import read_group_of
 from daemon.search.query import UNPUBLISHED, Query, QueryError
 from daemon.search.searcher import UNCUT, Found, Searcher
@@ -98,7 +99,7 @@ class Images:
             "newest": 0 if asked.cursor else about.place,
             "problem": found.problem,
             "refused": is_refused,
-            "notices": list_notices(notice for record in records for notice in record.notices()),
+            "notices": list_notices(notices_of(records)),
             "is_part": _wants_cards(request),
         }
         if _wants_cards(request):
