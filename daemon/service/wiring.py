@@ -37,7 +37,7 @@ from daemon.system.retry import Retry
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class DaemonParts:
     """What a run of the daemon works with."""
 
     layouts: list[Layout]  # of first and second looks
@@ -54,7 +54,7 @@ async def open_parts(
     *,
     once: bool,
     page_problem: Callable[[], str],
-) -> Parts:
+) -> DaemonParts:
     """Make them in order of dependence; nothing runs yet. page_problem: why there is no page, or empty."""
     layout, plans = await to_thread.run_sync(lay_out, config)
     announce(layout, plans, with_notices=not once)  # then its summary has them
@@ -81,7 +81,7 @@ async def open_parts(
         disks=Disks(list_written_folders(config)),
         page_problem=page_problem,
     )
-    return Parts([layout, *(plan.layout for plan in plans)], pipeline, upkeep, status, Answers(status))
+    return DaemonParts([layout, *(plan.layout for plan in plans)], pipeline, upkeep, status, Answers(status))
 
 
 async def open_pipeline(
