@@ -24,7 +24,7 @@ from daemon.measure.meter import Meter
 from daemon.measure.steady import measure_rate
 from daemon.measure.throwaway import Throwaway
 from daemon.monitoring.snapshot import Snapshot
-from daemon.terminal.control import find_snapshot
+from daemon.server.control import find_snapshot
 
 FAKES = "".join(
     f'[stages.{name}]\nbackend = "fake"\nbatch_size = 64\n' for name in ("ocr", "yolo", "clip", "blip")

@@ -22,7 +22,7 @@ import msgspec
 
 from benchmarks.architectures import ARCHITECTURES
 from benchmarks.harness import read_options
-from daemon.layout.layout import natural_dtype
+from daemon.layout.models import natural_dtype
 from daemon.measure.models import CPU_BATCHES, GPU_BATCHES, IMAGES, RateRequest, measure
 from daemon.measure.place import Place, make_once
 from daemon.system.gpus import list_gpus

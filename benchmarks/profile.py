@@ -24,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness import read_options
 from daemon.core.messages import Batch
+from daemon.core.slab import ALIGNMENT, Slab
 from daemon.layout.layout import Layout
 from daemon.measure.ceiling import fill
 from daemon.measure.inputs import PDF, STANDARD, list_files
@@ -31,7 +32,7 @@ from daemon.measure.place import Place
 from daemon.monitoring.metrics import Metrics
 from daemon.workers.chain import Chain
 from daemon.workers.child import keep_memory
-from daemon.workers.slab import ALIGNMENT, Slab
+from daemon.workers.opening import open_lanes
 from stages.contract.base import Image, ImageError, Result, Stage
 from stages.images.devices import BACKGROUND
 
@@ -71,7 +72,7 @@ def load(place: Place, kind: str, count: int, size: int) -> tuple[Chain, list[Ba
     layout = Layout.of(config)
     slab = Slab(sum(ALIGNMENT + image.stat().st_size for image in images))
     items = list(fill(slab, images))
-    seat = layout.open_lanes(slab, Metrics())[0].pool.seats[0]
+    seat = open_lanes(layout, slab, Metrics())[0].pool.seats[0]
     os.environ.update(seat.environment)
     stages = [msgspec.structs.replace(stage, batch_size=size) for stage in seat.setup.stages]
     chain = Chain(msgspec.structs.replace(seat.setup, stages=stages), slab.view)

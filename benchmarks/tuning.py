@@ -22,11 +22,11 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.harness import read_options
+from daemon.layout.profile import Trial, TunedSettings
 from daemon.measure.edit import keys_of, set_keys
 from daemon.measure.place import Place
 from daemon.measure.steady import measure_rate
 from daemon.measure.throwaway import Throwaway
-from daemon.placement.profile import Trial, TunedSettings
 from stages.contract.processes import environment, python
 from stages.registry.registry import BUILT_IN
 

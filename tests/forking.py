@@ -33,7 +33,7 @@ IMPORTED = [
     "anyio._backends._asyncio",
     "daemon.cli.check",
     "daemon.cli.commands",
-    "daemon.terminal.control",
+    "daemon.server.control",
     "daemon.maintenance.rebuild",
     "daemon.results.folder_locks",
     "daemon.server.page.process",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.ledger.files import written_into
+from daemon.core.files import written_into
 from daemon.terminal.display import errors
 from daemon.terminal.options import option
 

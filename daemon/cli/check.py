@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import shutil
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
-from daemon.config.ignored import describe_added
-from daemon.config.loading import Config, find_shared_folders
+from daemon.cli.check_folders import examine_folders, examine_inboxes, examine_unpacking
+from daemon.cli.check_ledger import examine_backups, examine_ledger, examine_sinks
+from daemon.config.loading import Config
 from daemon.config.secrets import list_open
-from daemon.config.sections import Http, Inbox
-from daemon.config.state import CONTROL, LEDGER, PAGE_TOKEN
-from daemon.core.errors import ConfigError, NothingFound, VisiondError
-from daemon.core.hints import quantity
-from daemon.core.stores import find_trouble
-from daemon.inbox.names import find_left_out, find_renamed
-from daemon.inbox.walk import count_unread, find_unread
+from daemon.config.sections import Http
+from daemon.config.state import CONTROL, PAGE_TOKEN
+from daemon.core.errors import ConfigError, VisiondError
+from daemon.layout.devices import select_devices
 from daemon.layout.slabs import open_slab, size_slab
-from daemon.ledger.files import describe_lost_ledger
-from daemon.ledger.records import open_reader
-from daemon.ledger.schema import DURATION, WITH_ORDER, check_room, newest, read_version
 from daemon.models.examining import examine_models, examine_plugins, examine_rules
-from daemon.monitoring.disks import find_blocked, find_existing, list_written_folders
 from daemon.pipeline.tracing import check_traces
-from daemon.placement.devices import select_devices
-from daemon.results.destinations import Destination
-from daemon.results.sinks import open_sinks
-from daemon.results.uploads import StoreSink
 from daemon.server.app import listen, load_certificate, read_page_token, read_token, risks
+from daemon.server.control import ask
 from daemon.system.gpus import list_gpus
 from daemon.system.host import Host
-from daemon.system.mounts import ask as ask_files
-from daemon.system.mounts import describe_missing, is_network_mount, is_there
-from daemon.terminal.control import ask
 from daemon.terminal.display import Finding, graded
-from daemon.unpacking.kinds import find_missing
 
-LEAST_FREE_BYTES = 1 << 30
 LEAST_OPEN_FILES = 1024
 WATCHES = Path("/proc/sys/fs/inotify/max_user_watches")
 LEAST_WATCHES = 65_536
@@ -58,15 +39,23 @@ def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterat
         if file
         else "configuration: no daemon.toml in this folder; every key has its default."
     )
-    surroundings = (_inboxes, _unpacking, _folders, _sinks, _uploads, _ledger, _address, _page, _traces)
-    machine = (_shared_memory, _limits, _gpus)
     yield Finding("ok", source)
     for key, variable in config.variables.items():
         yield Finding("ok", f"configuration: {key} comes from the variable {variable}.")
     yield from graded("warning", list_open(file) if file else ())
     for examination in (
-        *surroundings,
-        *machine,
+        examine_inboxes,
+        examine_unpacking,
+        examine_folders,
+        examine_sinks,
+        examine_backups,
+        examine_ledger,
+        _address,
+        _page,
+        _traces,
+        _shared_memory,
+        _limits,
+        _gpus,
         examine_plugins,
         examine_rules,
         partial(examine_models, quick=quick),
@@ -83,132 +72,6 @@ def _traces(config: Config) -> Iterator[Finding]:
         yield Finding("error", " ".join(error.problems))
     else:
         yield Finding("ok", f"traces of {config.traces.sample:.2%} of the images are sent.")
-
-
-def _inboxes(config: Config) -> Iterator[Finding]:
-    yield from graded("error", ask_files(partial(find_shared_folders, config)) or ())
-    for inbox in config.inbox:
-        if (config.state.path / LEDGER).exists() and (added := describe_added(inbox.ignore)):
-            yield Finding("warning", f"inbox {inbox.place}: {added}.")
-        yield from _bucket(inbox) if inbox.url else _folder(config, inbox)
-
-
-def _bucket(inbox: Inbox) -> Iterator[Finding]:
-    if problem := find_trouble(inbox.url):
-        yield Finding("error", f"inbox {problem}.")
-    else:
-        yield Finding("ok", f"inbox {inbox.url} answers; it is listed regularly, as stores send no events.")
-
-
-def _folder(config: Config, inbox: Inbox) -> Iterator[Finding]:
-    there = is_there(inbox.path)
-    if there is None:
-        said = f"inbox {inbox.path} does not answer; is its mount dead? `run` processes the other inboxes."
-        yield Finding("warning", said)
-    elif not there:
-        yield Finding("error", describe_missing(inbox.path))
-    elif not os.access(inbox.path, os.R_OK | os.X_OK):
-        yield Finding("error", f"inbox {inbox.path} cannot be read by this user; fix its permissions.")
-    elif (setting := _what_writes(config, inbox)) and not os.access(inbox.path, os.W_OK):
-        yield Finding("error", f"inbox {inbox.path} cannot be written, but {setting}; fix its permissions.")
-    else:
-        scanned = is_network_mount(inbox.path)
-        how = "scanned regularly: network mounts send no events" if scanned else "watched for events"
-        yield Finding("ok", f"inbox {inbox.path} is {how}.")
-        yield from _folders_within(inbox, Destination.of(inbox, config).longest_path)
-
-
-def _folders_within(inbox: Inbox, longest: int) -> Iterator[Finding]:
-    """Folders that `run` would skip. A large inbox is checked only in part."""
-    unread, whole = find_unread(inbox, longest)
-    if len(unread):
-        lines = unread.lines()
-        more = [f"and {len(unread) - len(lines):,} more"] if len(unread) > len(lines) else []
-        fix = "give the daemon's user permission to list and enter them, or move their files up."
-        yield Finding("warning", f"{count_unread(unread)}: {'; '.join(lines + more)}; {fix}")
-    if not whole:
-        yield Finding("ok", f"inbox {inbox.path} is large: only some of its folders were checked.")
-
-
-def _what_writes(config: Config, inbox: Inbox) -> str:
-    """The setting for which the inbox must be writable, and what it does; empty if there is none."""
-    if inbox.uploads:
-        return "uploads = true writes files there"
-    if inbox.unpack:
-        return f"unpack = {msgspec.json.encode(inbox.unpack).decode()} makes folders there"
-    if config.output.bins == "move":
-        return 'output.bins = "move" moves or removes files'
-    return "" if inbox.on_success == "keep" else f'on_success = "{inbox.on_success}" moves or removes files'
-
-
-def _unpacking(config: Config) -> Iterator[Finding]:
-    wanted = {kind for inbox in config.inbox for kind in inbox.unpack}
-    if missing := find_missing(wanted):
-        yield Finding("error", f"{missing}.")
-    elif wanted:
-        yield Finding("ok", f"files of these kinds are unpacked: {', '.join(sorted(wanted))}.")
-
-
-def _folders(config: Config) -> Iterator[Finding]:
-    blocked = ask_files(partial(find_blocked, config)) or {}
-    yield from graded("error", blocked.values())
-    for key, folder in list_written_folders(config).items():
-        if key in blocked:
-            continue
-        try:
-            there = find_existing(folder)
-            with tempfile.TemporaryFile(dir=there):
-                pass
-        except OSError as error:
-            yield Finding("error", f"{key}: {folder} cannot be written: {error.strerror}.")
-            continue
-        free = shutil.disk_usage(there).free
-        if free < LEAST_FREE_BYTES:
-            yield Finding(
-                "warning", f"{key}: {folder} has only {free >> 20} MiB free; visiond pauses when it is full."
-            )
-        else:
-            yield Finding("ok", f"{key}: {folder} {'is writable' if there == folder else 'can be created'}.")
-    if is_network_mount(config.state.path):
-        said = f"state.path: {config.state.path} is on a network mount; SQLite's locks need a local disk."
-        yield Finding("error", said)
-
-
-def _uploads(config: Config) -> Iterator[Finding]:
-    if not (url := config.upkeep.backup_url):
-        return
-    problem = find_trouble(url)
-    yield Finding("error" if problem else "ok", f"backups: {problem or f'{url} can be listed'}.")
-
-
-def _sinks(config: Config) -> Iterator[Finding]:
-    for name, sink in open_sinks(config).items():
-        problem = sink.ask_store() if isinstance(sink, StoreSink) else sink.problem()
-        yield Finding("error" if problem else "ok", f"sink {name}: {problem or 'can take records'}.")
-
-
-def _ledger(config: Config) -> Iterator[Finding]:
-    """Only whether it opens; `verify` reads it from end to end."""
-    path = config.state.path / LEDGER
-    try:
-        with open_reader(config) as reader:
-            images = sum(reader.counts().values())
-            yield from graded("error", find_renamed(config, reader))
-            yield from graded("warning", find_left_out(config, reader))
-            with reader.lend() as connection:
-                version = read_version(path, connection)
-        if version < WITH_ORDER:
-            check_room(path, version)
-            yield Finding(
-                "warning",
-                f"ledger: the next start migrates it from schema {version} to {newest()}; {DURATION}.",
-            )
-        yield Finding("ok", f"ledger: {path} is readable and has {quantity(images, 'version')} of files.")
-    except NothingFound:  # `run` creates it
-        if warning := describe_lost_ledger(config):
-            yield Finding("warning", warning)
-    except VisiondError as error:
-        yield Finding("error", f"ledger: {error}")
 
 
 def _address(config: Config) -> Iterator[Finding]:

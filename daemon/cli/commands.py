@@ -132,7 +132,7 @@ def reload(config: ConfigOption = None, as_json: JsonOption = False) -> None:
       visiond reload
       visiond reload --config /etc/visiond/daemon.toml
     """
-    from daemon.terminal import control
+    from daemon.server import control
 
     settings, problem = read_roughly(config)  # the daemon reads the file itself, and logs why it refuses it
     try:
@@ -165,8 +165,8 @@ def gpus(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """
     import msgspec
 
+    from daemon.server.control import ask_status
     from daemon.system.gpus import list_gpus, read_attributes
-    from daemon.terminal.control import ask_status
 
     found = list_gpus()
     if as_json:
@@ -247,7 +247,7 @@ def health(
       visiond health
       visiond health --ready
     """
-    from daemon.terminal import control
+    from daemon.server import control
 
     answer = control.ask_health(read_roughly(config)[0], ready=ready)
     if as_json:
@@ -273,7 +273,7 @@ def samples(
       visiond samples inbox
       visiond samples inbox --count 100 --seed 1
     """
-    from daemon.ledger.files import written_into
+    from daemon.core.files import written_into
     from stages.scenes.generator import write_samples
 
     with written_into(folder), Progress("images", total=count) as progress:

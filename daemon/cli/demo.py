@@ -15,9 +15,9 @@ import typer
 from rich.table import Table
 
 from daemon.cli.looking import serve_page
+from daemon.core.files import written_into
 from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus
-from daemon.ledger.files import written_into
 from daemon.ledger.record import Record
 from daemon.ledger.records import open_reader
 from daemon.service.start import run as run_daemon

@@ -15,8 +15,8 @@ import typer
 from daemon.core.errors import ConfigError, VisiondError
 from daemon.core.hints import command, quantity
 from daemon.ledger import publications
+from daemon.ledger.record import notices_of
 from daemon.ledger.soundness import MOST
-from daemon.monitoring.notices import notices_of
 from daemon.monitoring.overview import say_bytes
 from daemon.terminal.display import (
     console,
@@ -303,9 +303,9 @@ def serve_page(config: Config, *, anywhere: bool = False, is_daemons: bool = Fal
     import anyio
 
     from daemon.config.state import closed_to_others
+    from daemon.server import control
     from daemon.server.app import listen
     from daemon.server.page.process import serve
-    from daemon.terminal import control
 
     http = config.page_http
     try:

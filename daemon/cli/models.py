@@ -33,7 +33,7 @@ def train_mini(context: typer.Context) -> None:
     Examples:
       visiond train mini --out my-pack
     """
-    from daemon.layout.layout import pack_errors
+    from daemon.layout.models import pack_errors
 
     try:
         from visiond.training.children import InUse

@@ -88,7 +88,7 @@ def retry(
       visiond retry --all
     """
     from daemon.ledger.records import open_reader
-    from daemon.terminal import control
+    from daemon.server import control
 
     settings = read_config(config)
     if bool(images) == every:
@@ -141,8 +141,8 @@ def redo(
     """
     from daemon.ledger.records import open_reader
     from daemon.maintenance.redo import choose, choose_newer, choose_stale
+    from daemon.server import control
     from daemon.system import log
-    from daemon.terminal import control
 
     log.set_up("critical", "console")  # what a rule raises is said below, in one line
 
@@ -311,7 +311,7 @@ def prune(
     """
     from daemon.ledger.records import open_reader
     from daemon.maintenance.pruning import Amounts, survey
-    from daemon.terminal import control
+    from daemon.server import control
 
     # No stage runs, and which rows are needed does not depend on what is installed.
     settings = read_config(config, needs_stages=False)

@@ -17,8 +17,9 @@ import typer
 from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus
 from daemon.core.labels import no_labels
+from daemon.core.notices import list_notices
+from daemon.ledger.record import notices_of
 from daemon.ledger.soundness import MOST
-from daemon.monitoring.notices import list_notices, notices_of
 from daemon.terminal.display import (
     console,
     errors,
@@ -106,7 +107,7 @@ def status(
       visiond status --watch
       visiond status --json
     """
-    from daemon.terminal import control
+    from daemon.server import control
 
     if every and not watch:
         raise typer.BadParameter("--every can only be used with --watch")
@@ -211,7 +212,7 @@ def show(
     """
     from daemon.labels.store import LabelStore
     from daemon.ledger.records import open_reader
-    from daemon.terminal import control
+    from daemon.server import control
 
     settings = read_config_to_look(config)
     with open_reader(settings) as reader:

@@ -133,7 +133,7 @@ def compare(
     from daemon.models import comparison_page as pages
     from daemon.models.comparing import compare as compare_answers
     from daemon.models.verdict import Prices, as_document, describe, say_what_next
-    from daemon.terminal.control import keep_answers
+    from daemon.server.control import keep_answers
 
     named = read_changes(model, changes or [])
     settings = read_changed(config, stage, named)

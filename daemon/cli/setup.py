@@ -57,7 +57,7 @@ def setup(
       visiond setup best --yes
     """
     from daemon.cli.recovery import redo
-    from daemon.terminal import control
+    from daemon.server import control
 
     use_set(name, config, permissive=permissive, allow_pickle=allow_pickle, quick=quick, yes=yes)
     settings = read_config(config)
@@ -213,9 +213,8 @@ def describe_present(section: StageSection) -> str:
 
 def describe_placement(settings: Config, models: Mapping[str, str], missing: Parts) -> str:
     """Where the stages will run, and why: whether each GPU has memory for all of them. Raises ConfigError."""
-    from daemon.layout.layout import used_gpus
-    from daemon.placement.devices import select_devices
-    from daemon.placement.placement import choose_batches, plan
+    from daemon.layout.devices import select_devices, used_gpus
+    from daemon.layout.placement import choose_batches, plan
     from daemon.system.gpus import list_gpus
     from daemon.system.host import Host
     from stages.contract.manifest import list_files
@@ -249,7 +248,7 @@ def ask(question: str) -> None:
 
 
 def pull(settings: Config, models: Parts, *, allow_pickle: bool) -> None:
-    from daemon.ledger.files import written_into
+    from daemon.core.files import written_into
     from daemon.models.pulls import pull_named
     from daemon.system.ownership import hand_over
 
@@ -270,7 +269,7 @@ def write(file: Path, config: Path | None, models: Mapping[str, str]) -> tuple[s
     """Change daemon.toml, all at once, as it is now: somebody may have changed it during the download. Returns its text
     before, or none, and a sentence. Raises NotWritable, ConfigError."""
     from daemon.config.state import LEDGER
-    from daemon.ledger.files import written_whole
+    from daemon.core.files import written_whole
     from daemon.measure.edit import replace_file
 
     settings = read_config(config)
@@ -302,7 +301,7 @@ def restore(file: Path, text: str) -> None:
 def find_errors(settings: Config, file: Path | None, *, quick: bool, show: bool = False) -> set[str]:
     """The errors of `visiond check`. Beside a daemon no stage is built: it has the GPU's memory. show: print all findings."""
     from daemon.cli.check import examine
-    from daemon.terminal import control
+    from daemon.server import control
 
     errors = set()
     for finding in examine(settings, file, quick=quick or control.find_snapshot(settings) is not None):

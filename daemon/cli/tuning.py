@@ -34,9 +34,9 @@ from daemon.terminal.options import (
 
 if TYPE_CHECKING:
     from daemon.config.loading import Config
+    from daemon.layout.profile import Profile, Trial
     from daemon.measure.throwaway import Say
     from daemon.measure.tuner import Report, TuningPlan
-    from daemon.placement.profile import Profile, Trial
     from daemon.system.gpus import Gpu
     from daemon.workers.compiler import CompileProgress, Want
 
@@ -59,8 +59,8 @@ def plan(
       visiond plan --gpus 4xA100-40GB
       visiond plan --json
     """
+    from daemon.layout.recorded import read_gpus
     from daemon.measure.explain import explain, explain_other
-    from daemon.placement.recorded import read_gpus
 
     settings = read_config(config)
     explanation = explain_other(settings, read_gpus(machine)) if machine else explain(settings)
@@ -144,7 +144,7 @@ def refuse_early(file: Path, change: Callable[[], object], *, dry_run: bool) -> 
 def stoppable(config: Config, *, keep: bool) -> Iterator[Callable[[], None]]:
     """Ctrl-C and SIGTERM end the search in an orderly way: the daemon is stopped, its folder removed.
     Yields the check of `interruptible`."""
-    from daemon.placement.profile import read_profile
+    from daemon.layout.profile import read_profile
 
     try:
         with interruptible(*ORDERS) as check:
@@ -203,8 +203,8 @@ def reporting(config: Config, order: TuningPlan, *, send: bool) -> Iterator[Repo
 
 
 def print_profile(profile: Profile, best: Trial, job: int) -> None:
+    from daemon.layout.profile import GAIN
     from daemon.measure.explain import describe_duration
-    from daemon.placement.profile import GAIN
 
     print_table(
         ("settings", "images/s", "spread", "GPU MiB", "host MiB", "limit", ""),
@@ -291,7 +291,7 @@ def warm(
 async def compile_missing(folder: Path, missing: list[Want]) -> CompileProgress:
     """Compile, and show the progress. Raises KernelsMissing, NotWritable."""
     from daemon.core.errors import KernelsMissing
-    from daemon.ledger.files import written_into
+    from daemon.core.files import written_into
     from daemon.terminal.progress import Progress
     from daemon.workers.compiler import CompileProgress
     from daemon.workers.kernels import compiling
@@ -311,16 +311,15 @@ async def compile_missing(folder: Path, missing: list[Want]) -> CompileProgress:
 
 def find_wants(settings: Config, capabilities: list[str] | None) -> tuple[list[Want], list[Gpu]]:
     """The stages with kernels, and the GPUs that they run on: those of this machine, or of the named kinds."""
-    from daemon.layout.layout import resolve_models, used_gpus
+    from daemon.layout.devices import assume_gpus, used_gpus
+    from daemon.layout.models import resolve_models
+    from daemon.layout.placement import Segment
     from daemon.layout.second_looks import lay_out
-    from daemon.placement.devices import assume_gpus
-    from daemon.placement.placement import Segment
-    from daemon.workers.kernels import list_wants
+    from daemon.workers.kernels import list_wants, wants_of
 
     if not capabilities:
         layout, looks = lay_out(settings)
-        parts = [layout, *(look.layout for look in looks)]
-        found = [want for part in parts for want in part.wanted_kernels()]
+        found = wants_of([layout, *(look.layout for look in looks)])
         return found, used_gpus(layout.config, layout.gpus)
     wants, used = [], []
     settings = assume_gpus(settings)

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from daemon.core.errors import AlreadyRunning, ConfigError
+from daemon.core.files import DATABASE
 from daemon.system.scarcity import cause_of
 from stages.contract.files import find_other_kind
 
 LEDGER = "ledger.sqlite"
 IDENTITY = "identity"  # the id of the ledger that belongs here
-DATABASE = ("-wal", "-shm", "")  # suffixes of SQLite's files
 CONTROL = "control.sock"
 LOCK = "lock"
 DIARY = "upkeep.json"

@@ -16,6 +16,12 @@ import msgspec
 from daemon.core.messages import Output
 from stages.contract.base import Reason
 
+# A file with such a suffix FAILS if it is not an image; any other file is only SKIPPED.
+IMAGE_SUFFIXES = frozenset(
+    b".jpg .jpeg .jpe .jfif .mpo .jp2 .jxl .png .webp .gif .tif .tiff .bmp "
+    b".avif .heic .heif .ppm .pgm .pbm .pnm .psd .svg".split()
+)
+
 
 class JobStatus(IntEnum):
     """PENDING becomes one of the others, once. Only a person can set FAILED (`retry`) or DONE (`redo`) back to PENDING.

@@ -14,7 +14,6 @@ import msgspec
 from daemon.core.labels import NO_LABELS, Box, Kind, Label, ObjectLabel
 from daemon.core.sidecar import cut_name
 from daemon.ledger.record import Record
-from stages.blip.descriptor import BLIP
 from stages.contract.base import UNFAMILIAR
 from stages.contract.binning import has_text, likely_tags, sure_text_of
 from stages.registry.registry import kind_of
@@ -69,7 +68,7 @@ class ImageAnswers:
     @property
     def is_unfamiliar(self) -> bool:
         """Whether the demonstration models do not know what it shows: their caption and tag only say so."""
-        caption = self.document.get(BLIP.key, {})
+        caption = self.document.get("caption", {})
         return "clip" in self.document and caption.get("similarity", 0.0) is None
 
     @property
@@ -86,8 +85,8 @@ class ImageAnswers:
         """The same, each with the stage that wrote it, or "people"."""
         if given := self.labels.get(Kind.CAPTION):
             return [("people", str(each)) for each in given.value]
-        main = {} if self.is_unfamiliar else {BLIP.name: BLIP.key}
-        stages = main | {key: key for key in self.document if kind_of(key) == BLIP.name}
+        main = {} if self.is_unfamiliar else {"blip": "caption"}
+        stages = main | {key: key for key in self.document if kind_of(key) == "blip"}
         texts = [(stage, self.document.get(key, {}).get("text")) for stage, key in stages.items()]
         return [(stage, text) for stage, text in texts if text and text != UNFAMILIAR]
 

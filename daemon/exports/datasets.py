@@ -15,13 +15,13 @@ import msgspec
 from daemon.config.loading import Config
 from daemon.config.state import closed_to_others
 from daemon.core.errors import NotWritable, WrongArgument
+from daemon.core.files import STDOUT, rename_durably, sync_folders, written_into
 from daemon.core.labels import LookUp, no_labels
 from daemon.core.urls import is_url
 from daemon.exports.answered import Answered
 from daemon.exports.columns import ExportColumns
 from daemon.exports.formats import FOLDERS, WITH_IMAGES
 from daemon.exports.label_studio import write_label_studio
-from daemon.ledger.files import STDOUT, sync_folder, sync_folders, written_into
 from daemon.ledger.record import Record
 from daemon.system.mounts import Position, ask
 
@@ -150,8 +150,7 @@ def write_folder(
             sync_folders([os.fsencode(partial)])
             if os.path.lexists(folder):
                 folder.rename(aside)
-            partial.rename(folder)
-            sync_folder(folder.parent)
+            rename_durably(partial, folder)
         finally:
             if aside.exists() and not folder.exists():  # the new one did not get its name
                 aside.rename(folder)

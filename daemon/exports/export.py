@@ -16,18 +16,18 @@ import msgspec
 from daemon import __version__
 from daemon.config.state import closed_to_others
 from daemon.core.errors import WrongArgument
+from daemon.core.files import PARQUET, STDOUT, VERSION, written_whole
 from daemon.core.hints import command, quantity
 from daemon.core.labels import LookUp, no_labels
+from daemon.core.notices import list_notices
 from daemon.exports.cells import write_rows
 from daemon.exports.choice import Chosen, ExportChoice
 from daemon.exports.columns import ExportColumns, line_of
 from daemon.exports.datasets import name_inboxes, write_folder, write_images
 from daemon.exports.lance import load_library, write_lance
 from daemon.exports.parquet import write_table
-from daemon.ledger.files import PARQUET, STDOUT, VERSION, written_whole
 from daemon.ledger.record import UNKNOWN, Model, Record, describe_models
 from daemon.ledger.records import Reader
-from daemon.monitoring.notices import list_notices
 
 UNREADABLE = "their files are gone, have changed since, or cannot be read"
 FILES = ("csv", "jsonl", "parquet")

@@ -17,12 +17,12 @@ from anyio import to_thread
 from daemon.config.loading import Config
 from daemon.config.state import IDENTITY
 from daemon.core.errors import MissingLibrary, NotWritable, VisiondError
+from daemon.core.files import sync_folders
 from daemon.core.hints import command
 from daemon.core.jobs import JobStatus
 from daemon.exports.columns import ExportColumns
 from daemon.exports.parquet import CHUNK, make_schema, make_tables
 from daemon.ledger import identity
-from daemon.ledger.files import sync_folders
 from daemon.ledger.record import Record
 from daemon.system.mounts import KnownFolder, describe_closed
 

@@ -16,11 +16,11 @@ from typing import Any
 
 from daemon.core.errors import SourceChanged
 from daemon.core.jobs import GONE, Extent, Failure, Job, Read, Version
+from daemon.core.slab import Slab
 from daemon.core.stores import BUSY, StoreFailed, find_trouble, list_objects, store_errors, store_of
 from daemon.core.urls import split_url
 from daemon.inbox.walk import Listed, Walk
 from daemon.ledger.record import Record
-from daemon.workers.slab import Slab
 from stages.contract.base import Reason
 
 READERS = 32  # objects of a group that are read at once

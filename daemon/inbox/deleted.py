@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from daemon.inbox.absence import find_unmounted, why_missing
 from daemon.inbox.folder import Folder
 from daemon.system.mounts import FolderAway
 from stages.contract.base import Reason
@@ -38,10 +39,10 @@ def find_ignored(folder: Folder, files: Sequence[SkippedFile]) -> list[SkippedFi
 def find_deleted(folder: Folder, files: Sequence[SkippedFile]) -> Missing:
     """Look for the files; a file that cannot be looked for is there. The inbox is compared with what it was before the look
     and after it, as it may be unmounted in between. Runs in a thread. Raises OSError if it is away."""
-    unmounted = folder.find_unmounted()
+    unmounted = find_unmounted(folder)
     missing = [file for file in files if _is_missing(folder, file)]
-    why = [folder.why_not_deleted(file.path, file.seen_at, unmounted) for file in missing]
-    if missing and folder.find_unmounted() != unmounted:
+    why = [why_missing(folder, file.path, file.seen_at, unmounted) for file in missing]
+    if missing and find_unmounted(folder) != unmounted:
         raise FolderAway(f"a mount in {os.fsdecode(folder.root)} came or went")
     deleted = [file for file, hidden in zip(missing, why, strict=True) if not hidden]
     return Missing(deleted, len(missing) - len(deleted), next(filter(None, why), ""))

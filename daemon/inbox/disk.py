@@ -13,12 +13,12 @@ from pathlib import Path
 
 from daemon.core.errors import SourceChanged
 from daemon.core.jobs import GONE, Extent, Failure, Job, Read, Version
+from daemon.core.slab import Slab
 from daemon.inbox.walk import Listed, Walk
 from daemon.ledger.record import Record
 from daemon.system.beneath import READ, open_beneath
 from daemon.system.mounts import ANSWER_SECONDS, FolderIdentity, is_network_mount, is_there
 from daemon.system.scarcity import AWAY, SCARCE
-from daemon.workers.slab import Slab
 from stages.contract.base import Reason
 
 _VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENXIO, errno.ESTALE)

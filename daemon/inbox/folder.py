@@ -5,32 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import stat
 import time
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import anyio
 import structlog
 from anyio import to_thread
-from msgspec.structs import replace
 
 from daemon.config.ignored import Ignored, ignored_by
 from daemon.config.sections import Inbox
-from daemon.core.errors import LedgerUnusable
-from daemon.core.jobs import Ending, Failure, File, Job, JobStatus, Version
-from daemon.inbox.disk import why_not_deleted
+from daemon.core.jobs import File, Version
 from daemon.inbox.origin import Origin, origin_of
 from daemon.inbox.settle import TOUCHED_SECONDS, Patience, Settling
-from daemon.inbox.sources import SOUGHT, WRITTEN, is_still_written
 from daemon.inbox.walk import LONGEST_PATH, Unread
 from daemon.ledger.joining import Name, find_other_names
-from daemon.ledger.records import Expected, Reader
+from daemon.ledger.records import Reader
 from daemon.ledger.statements import run_rows
-from daemon.system.mounts import FolderAway, FolderIdentity, KnownFolder, is_within, list_mounts
+from daemon.system.mounts import FolderIdentity, KnownFolder
 from daemon.system.scarcity import cause_of
-from stages.contract.base import Reason
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -39,8 +36,6 @@ THREADS = 2  # per inbox, so that a dead mount does not use up the threads of al
 HINTS = 65_536  # events that wait; more are dropped, and a scan finds their files
 POLL_SECONDS = 5.0  # between scans where there are no events
 REST = 10  # a scan that took t seconds is followed by at least REST × t of rest
-SEEK_SECONDS = 60.0  # after the first scan, in which what it has found may settle
-LONGEST_SEEK_SECONDS = 600.0  # between two looks for a missing file
 UNSETTLED = 20_000  # files that wait until they are whole; more are left to a scan that follows soon
 
 
@@ -146,41 +141,6 @@ class Folder:
             log.info("inbox can be read again", path=path)
         self.trouble = cause_of(error) if error else ""
 
-    def find_absence(self, reader: Reader) -> OSError | None:
-        """Why it is not the folder with the files that the ledger knows; None if it is. Another folder is accepted if it
-        has at least one of these, as a mount may come back under another number; or on the same disk if no file waits.
-        Runs in a thread."""
-        if self.origin.is_remote:
-            return None
-        try:
-            self.known.check()
-            self.mounts |= _mounts_below(self.root).keys()
-        except FolderAway as away:
-            try:
-                files = reader.files_of(self.number)
-            except LedgerUnusable:  # it is asked again at the next scan
-                return away
-            if not any(map(self._has, files)) and (
-                any(file.waits for file in files) or not self._is_on_same_disk()
-            ):
-                return away
-            self.known.accept()
-        except OSError:  # the walk reports it
-            return None
-        return None
-
-    def _has(self, file: Expected) -> bool:
-        try:
-            status = os.lstat(os.path.join(self.root, file.path))
-        except OSError:
-            return False
-        return (status.st_size, status.st_mtime_ns) == (file.size, file.mtime_ns)
-
-    def _is_on_same_disk(self) -> bool:
-        with contextlib.suppress(OSError):
-            return self.known.found is not None and os.stat(self.root).st_dev == self.known.found[1].device
-        return False
-
     def find_unknown(
         self, files: list[File], reader: Reader
     ) -> tuple[dict[File, bool], dict[File, list[Name]]]:
@@ -220,81 +180,31 @@ class Folder:
         # Of file systems that find a name in other letters or accents too.
         return is_other or (status.st_nlink == 1 and _letters_of(name) == _letters_of(file.path))
 
-    def find_hidden(
-        self, endings: Sequence[Ending], reader: Reader, check_outputs: Callable[[], None]
-    ) -> dict[int, Failure]:
-        """See Watcher.find_hidden. Runs in a thread."""
-        hidden = self._find_written(endings)
-        gone = [ending.job for ending in endings if ending.status is JobStatus.GONE]
-        if not gone:
-            return hidden
-        away, unmounted = self.find_absence(reader), self.mounts
-        with contextlib.suppress(OSError):  # if that cannot be read, images below a mount wait
-            unmounted = self.mounts - _mounts_below(self.root).keys()
-        for job in gone:
-            why = _trouble_of(check_outputs) if job.location else self._why_away(job, away, unmounted)
-            if why:
-                hidden[job.id] = Failure(Reason.UNREADABLE, why, transient=True, away=True)
-            elif not job.location and (seconds := self._seeks()):
-                hidden[job.id] = Failure(Reason.UNREADABLE, SOUGHT, transient=True, sought=seconds)
-        return hidden
+    def read_versions(self, paths: Collection[bytes]) -> list[File]:
+        """The current version of each file that is there. Runs in a thread."""
+        found = []
+        for path in paths:
+            with contextlib.suppress(OSError):  # it is gone
+                status = os.stat(os.path.join(self.root, path), follow_symlinks=False)
+                if len(path) <= self.longest and not stat.S_ISDIR(status.st_mode):
+                    is_regular = stat.S_ISREG(status.st_mode)
+                    found.append(File(self.number, path, Version.of(status), is_regular))
+        return found
 
-    def _find_written(self, endings: Sequence[Ending]) -> dict[int, Failure]:
-        """By image, the failures of files that are still being written."""
-        failures = [(e.job, e.failure) for e in endings if e.failure]
-        return {job.id: found for job, why in failures if (found := self._find_writer(job, why))}
-
-    def _why_away(self, job: Job, away: OSError | None, unmounted: set[bytes]) -> str:
-        """As `_why_hidden`. away: why the whole inbox is."""
-        return "" if self.origin.is_remote else str(away or self._why_hidden(job, unmounted))
-
-    def _seeks(self) -> float:
-        """While the first scan may still find a missing file under another name: seconds until the next look for it, which grow
-        with those since the start, as there may be many; otherwise 0. What a scan has found may have to settle."""
-        waits = len(self.settling) or self.settling.overflowed
-        limit = self.first_scanned_at + max(SEEK_SECONDS, 2 * self.settings.settle_seconds)
-        if self.origin.is_remote or (self.first_scanned_at and not (waits and time.monotonic() < limit)):
-            return 0.0
-        return min(max(1.0, time.time() - self.opened_at), LONGEST_SEEK_SECONDS)
-
-    def _find_writer(self, job: Job, failure: Failure) -> Failure | None:
-        """If the file of a job that has failed is still open for writing, and not for too long: the failure that says so."""
-        path = job.location or os.path.join(self.root, job.path)
-        if self.origin.is_remote or not is_still_written(path, job.seen_at):
-            return None
-        return replace(failure, detail=f"{WRITTEN}: {failure.detail}", written=True)
-
-    def _why_hidden(self, job: Job, unmounted: set[bytes]) -> str:
-        """Why a file that was not found has not been deleted; empty if it has, as far as that can be seen."""
-        path = os.path.join(self.root, job.path)
-        try:
-            is_there = job.version.is_of(os.lstat(path), moved=False)
-            return "it was away for a moment" if is_there else ""
-        except OSError:
-            pass
-        if job.seen_at >= self.opened_at:  # the identity of its folder is known
-            return self._why_unmounted(path, unmounted)
-        return self.why_not_deleted(job.path, job.seen_at, unmounted)
-
-    def why_not_deleted(self, path: bytes, seen_at: float, unmounted: set[bytes]) -> str:
-        """Why a file that is missing has not been deleted; empty if it has, as far as its folders show. unmounted: as of
-        `find_unmounted`."""
-        gone = self._why_unmounted(os.path.join(self.root, path), unmounted)
-        return gone or why_not_deleted(self.root, path, seen_at)
-
-    def _why_unmounted(self, path: bytes, unmounted: set[bytes]) -> str:
-        for mount in unmounted:
-            if is_within(path, mount):
-                fix = "Mount it again; if its images are not needed any more, restart the daemon"
-                return f"{os.fsdecode(mount)} is not mounted any more. {fix}"
-        return ""
-
-    def find_unmounted(self) -> set[bytes]:
-        """The places of mounts that it had and has no more, or that are mounted when they are used, and are not. Raises
-        FolderAway if it is not the folder that it was; OSError."""
-        self.known.check()
-        there = _mounts_below(self.root)
-        return (self.mounts - there.keys()) | {place for place, kind in there.items() if kind == b"autofs"}
+    def whole(
+        self,
+        files: Mapping[File, bool],
+        times: tuple[float, float],
+        renamed: Collection[bytes] = (),
+    ) -> list[File]:
+        """Those of these files that are whole, each given with whether only its change time is new. times: monotonic and Unix
+        seconds from before their status was read. renamed: the paths of those that arrived by a rename."""
+        patience, is_whole = self.patience, partial(self.settling.is_whole, read_by=time.monotonic())
+        return [
+            file
+            for file, touched in files.items()
+            if is_whole(file, patience, *times, renamed=file.path in renamed, touched=touched)
+        ]
 
     def silent_seconds(self) -> float:
         """How long it has not answered, if that is too long; else 0."""
@@ -356,21 +266,6 @@ class Folder:
 
 def _letters_of(name: bytes) -> str:
     return unicodedata.normalize("NFC", os.fsdecode(name)).casefold()
-
-
-def _mounts_below(root: bytes) -> dict[bytes, bytes]:
-    """The kind of the last mount at each place."""
-    real = os.path.realpath(root)
-    mounts = [mount for mount in list_mounts() if mount.place != real and is_within(mount.place, real)]
-    return {mount.place: mount.kind for mount in mounts}
-
-
-def _trouble_of(check: Callable[[], None]) -> str:
-    try:
-        check()
-    except OSError as error:
-        return str(error)
-    return ""
 
 
 def open_folder(number: int, inbox: Inbox) -> Folder:

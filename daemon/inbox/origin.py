@@ -9,12 +9,12 @@ from functools import lru_cache
 from typing import Protocol
 
 from daemon.core.jobs import Extent, Job, Read
+from daemon.core.slab import Slab
 from daemon.core.urls import is_url
 from daemon.inbox.bucket import BucketOrigin
 from daemon.inbox.disk import FolderOrigin
 from daemon.inbox.walk import Listed, Walk
 from daemon.ledger.record import Record
-from daemon.workers.slab import Slab
 
 
 class Origin(Protocol):

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import fcntl
 import filecmp
-import hashlib
 import itertools
 import os
 import shutil
@@ -17,11 +16,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from daemon.core.errors import SourceChanged
+from daemon.core.files import create, temporary_name
 from daemon.core.jobs import Placed, Version
 from daemon.core.sidecar import LONGEST_NAME, cut_name
-from daemon.ledger.files import sync_folder
 from daemon.ledger.record import Record
 from daemon.system.beneath import FOLDER, READ, open_beneath, rename_to_free
+from stages.contract.folders import sync
 
 COPIED_BYTES = 1 << 20  # at once
 WRITER_SECONDS = 600.0  # for which a file that is open for writing is not judged
@@ -63,7 +63,7 @@ def _move_across(record: Record, final: bytes, taken: Sequence[bytes]) -> bytes 
     copied = next((path for path in taken if _is_copy(record, path)), None)
     if not copied and not copy(record, final, replaces=False):
         return None
-    sync_folder(os.path.dirname(copied or final))  # otherwise a power failure might leave neither file
+    sync(os.path.dirname(copied or final))  # otherwise a power failure might leave neither file
     delete(record)
     return copied or final
 
@@ -153,26 +153,6 @@ def numbered_name(target: bytes, number: int, again: int = 1) -> bytes:
     stem, suffix = os.path.splitext(name)
     mark = b"~%d%b%b" % (number, b"" if again == 1 else b".%d" % again, suffix)
     return os.path.join(folder, cut_name(stem, LONGEST_NAME - len(mark)) + mark)
-
-
-def temporary_name(path: bytes) -> bytes:
-    """A name in the same folder, always the same for a path: a crash leaves at most one such file,
-    and the next reuses it."""
-    folder, name = os.path.split(path)
-    return os.path.join(folder, b".visiond-" + hashlib.sha256(name).hexdigest()[:24].encode() + b".tmp")
-
-
-def create(path: bytes) -> int:
-    """A descriptor of a new file; its folder is made if there is none. What has its name goes: a crash has left it, or
-    somebody else a link, which would lead to another file, or a FIFO, which would be waited for. Raises OSError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        return os.open(path, flags, 0o666)
-    except FileNotFoundError:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-    except FileExistsError:
-        os.unlink(path)
-    return os.open(path, flags, 0o666)
 
 
 def _is_same(record: Record, path: bytes) -> bool:

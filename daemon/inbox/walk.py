@@ -56,6 +56,11 @@ class Unread:
     def __len__(self) -> int:
         return len(self.causes) + self.unnamed
 
+    def summary(self) -> str:
+        """The number of folders, without their names."""
+        count = len(self)
+        return f"{count:,} folder{'' if count == 1 else 's'} in inbox {os.fsdecode(self.root)} cannot be read"
+
     def lines(self, most: int = SHOWN) -> list[str]:
         """The folders with their causes, up to a limit."""
         chosen = sorted(self.causes.copy().items())[:most]  # a thread may be changing it
@@ -177,12 +182,6 @@ class Walk:
             self.answer(error)
         elif error.errno not in _VANISHED:
             self.unread.note(relative, error)
-
-
-def count_unread(unread: Unread) -> str:
-    """The number of folders of an inbox that cannot be read, without their names."""
-    count = len(unread)
-    return f"{count:,} folder{'' if count == 1 else 's'} in inbox {os.fsdecode(unread.root)} cannot be read"
 
 
 def find_unread(inbox: Inbox, longest: int) -> tuple[Unread, bool]:

@@ -7,10 +7,8 @@ Events only make that faster.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import stat
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -21,7 +19,8 @@ import structlog
 from asyncinotify import Event, Inotify, Mask
 
 from daemon.config.sections import Inbox
-from daemon.core.jobs import Ending, Failure, File, Version
+from daemon.core.jobs import Ending, Failure, File
+from daemon.inbox.absence import find_absence, find_hidden
 from daemon.inbox.folder import Folder, Hint, open_folder
 from daemon.inbox.walk import Unread, Walk
 from daemon.ledger.records import Reader
@@ -125,7 +124,7 @@ class Watcher:
         hidden: dict[int, Failure] = {}
         for folder in self._folders:
             if mine := [ending for ending in endings if ending.job.inbox == folder.number]:
-                hidden |= await folder.in_thread(folder.find_hidden, mine, self._reader, check_outputs)
+                hidden |= await folder.in_thread(find_hidden, folder, mine, self._reader, check_outputs)
         return hidden
 
     def unread(self) -> list[Unread]:
@@ -184,7 +183,7 @@ class Watcher:
             if not await folder.learn_events():
                 return
             self._answered()
-        if away := await folder.in_thread(folder.find_absence, self._reader):
+        if away := await folder.in_thread(find_absence, folder, self._reader):
             folder.note_answer(away)
             folder.scanned_at = time.monotonic()
             return
@@ -207,9 +206,9 @@ class Watcher:
     async def _admit_chunk(
         self, folder: Folder, found: list[File], times: tuple[float, float], *, has_events: bool
     ) -> None:
-        """Admit what is whole and new of a chunk of a scan. times: as of `_whole`. has_events: whether events should have told
-        of new files, if the inbox has any."""
-        whole = self._whole(folder, await self._find_unknown(folder, found), times)
+        """Admit what is whole and new of a chunk of a scan. times: as of `Folder.whole`. has_events: whether events should have
+        told of new files, if the inbox has any."""
+        whole = folder.whole(await self._find_unknown(folder, found), times)
         if has_events and not folder.polls:  # since this very scan, if its watches were too many
             self._count_missed(folder, whole)
         if whole:
@@ -343,39 +342,12 @@ class Watcher:
         paths = {hint.path for hint in hints}.union(folder.settling.due(times[0]))
         if not paths:
             return
-        found = await folder.in_thread(self._read_versions, folder, paths)
+        found = await folder.in_thread(folder.read_versions, paths)
         files = await self._find_unknown(folder, found)
         for path in paths - {file.path for file in files}:
             folder.settling.forget(path)
-        if whole := self._whole(folder, files, times, renamed):
+        if whole := folder.whole(files, times, renamed):
             await self._admit(whole)
         folder.forget_events({path for path in paths if path not in folder.settling})
         if folder.settling.overflowed:
             folder.wake.set()  # `_rescan` has to compute its next scan again
-
-    def _read_versions(self, folder: Folder, paths: Collection[bytes]) -> list[File]:
-        """The current version of each file that is there. Runs in a thread."""
-        found = []
-        for path in paths:
-            with contextlib.suppress(OSError):  # it is gone
-                status = os.stat(os.path.join(folder.root, path), follow_symlinks=False)
-                if len(path) <= folder.longest and not stat.S_ISDIR(status.st_mode):
-                    is_regular = stat.S_ISREG(status.st_mode)
-                    found.append(File(folder.number, path, Version.of(status), is_regular))
-        return found
-
-    def _whole(
-        self,
-        folder: Folder,
-        files: Mapping[File, bool],
-        times: tuple[float, float],
-        renamed: Collection[bytes] = (),
-    ) -> list[File]:
-        """files: of `_find_unknown`. times: monotonic and Unix seconds from before their status was read. renamed: the paths
-        of those that arrived by a rename."""
-        patience, is_whole = folder.patience, partial(folder.settling.is_whole, read_by=time.monotonic())
-        return [
-            file
-            for file, touched in files.items()
-            if is_whole(file, patience, *times, renamed=file.path in renamed, touched=touched)
-        ]

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from daemon.core.jobs import IMAGE_SUFFIXES
 from daemon.core.labels import Box, Kind, Said, Value
-from daemon.results.judge import IMAGE_SUFFIXES
 from stages.ocr.layout import order_lines
 
 

@@ -11,10 +11,11 @@ from daemon.config.loading import Config
 from daemon.config.second_look import SecondLook
 from daemon.config.values import GROUP, members_of
 from daemon.core.errors import ConfigError
-from daemon.layout.layout import Layout, choose_dtypes, gpus_of, open_pack, pack_errors, weights_of
+from daemon.layout.devices import gpus_of
+from daemon.layout.layout import Layout
+from daemon.layout.models import choose_dtypes, open_pack, pack_errors, weights_of
+from daemon.layout.placement import CPU_BATCH, Batches, Placement, Segment, working_bytes
 from daemon.layout.slabs import CPU_SLAB, GPU_SLAB
-from daemon.ledger.record import Model
-from daemon.placement.placement import CPU_BATCH, Batches, Placement, Segment, working_bytes
 from daemon.system.gpus import Gpu
 from stages.contract.base import StageSpec
 from stages.contract.manifest import PackError, name_place
@@ -50,10 +51,6 @@ class LookPlan:
         devices = ", ".join(dict.fromkeys(self.segment.devices))
         source = self.table.model or self.spec.backend
         return f"{share} {chosen} get {self.spec.name} again, by {source} on {devices}"
-
-    @property
-    def model(self) -> Model:
-        return Model.of(self.spec)
 
 
 def lay_out(config: Config) -> tuple[Layout, list[LookPlan]]:

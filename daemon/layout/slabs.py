@@ -8,10 +8,10 @@ import psutil
 
 from daemon.config.loading import Config
 from daemon.core.errors import ConfigError
-from daemon.layout.layout import used_gpus
+from daemon.core.slab import Slab
+from daemon.layout.devices import used_gpus
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host
-from daemon.workers.slab import Slab
 
 CPU_SLAB = 256 << 20  # bytes, without a GPU
 GPU_SLAB, MOST_SLAB = 1 << 30, 12 << 30  # bytes for each GPU, at least and at most

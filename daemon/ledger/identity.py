@@ -17,10 +17,11 @@ from typing import Annotated
 
 import msgspec
 
-from daemon.config.state import IDENTITY
+from daemon.config.loading import Config
+from daemon.config.state import IDENTITY, LEDGER
 from daemon.core.errors import IdentityDamaged, LedgerDamaged, LedgerUnusable, OtherLedger
+from daemon.core.files import rename_durably
 from daemon.core.hints import command
-from daemon.ledger.files import sync_folder
 from daemon.ledger.schema import connect, damaged, trouble_named, unusable
 from daemon.ledger.soundness import MOST, find_cut, is_blank
 from daemon.ledger.statements import SQL
@@ -62,8 +63,7 @@ def write(folder: Path, identity: Identity) -> None:
         out.write(msgspec.json.encode(identity) + b"\n")
         out.flush()
         os.fsync(out.fileno())
-    os.replace(partial, file)
-    sync_folder(folder)
+    rename_durably(partial, file)
 
 
 def open_ledger(path: Path) -> tuple[sqlite3.Connection, str]:
@@ -178,3 +178,15 @@ def note(path: Path, present: Identity) -> None:
         known = read(path.parent)
         if known and known.ledger == present.ledger and known.last_number < present.last_number:
             write(path.parent, present)
+
+
+def describe_lost_ledger(config: Config) -> str:
+    """A warning if there are results but no ledger, or an empty one, and no file `identity`
+    that says that it was lost: then a daemon makes a new ledger. Otherwise empty."""
+    path = config.state.path / LEDGER
+    if not is_blank(path) or (config.state.path / IDENTITY).exists():
+        return ""
+    if not any(name.endswith(".json") for _, _, names in os.walk(config.output.results) for name in names):
+        return ""
+    fix = f"`{command('repair')}` makes it from them; `{command('run')}` starts a new one."
+    return f"There is no ledger at {path}, but there are results: {fix}"

@@ -160,6 +160,11 @@ class Ledger:
 
         return await self._ask(work)
 
+    async def begin_looks(self, names: Sequence[str]) -> int:
+        """names: of the configured second looks. Returns how many images waited for others, and do not any more."""
+        self.look_names = list(names)
+        return await self._ask(partial(looks.begin, names=names, inboxes=self._inbox_paths))
+
     async def bound_waits(self, retry_seconds: float, longest_seconds: float) -> None:
         """Limit each wait for another attempt to its own pause from now,
         even if the last daemon's clock was wrong."""

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from daemon.core.errors import VisiondError
 from daemon.ledger.schema import (
     add_views,
     explain,
@@ -26,7 +27,7 @@ STEPS = 20_000  # of SQLite between two checks whether to stop: some millisecond
 Stop = Callable[[], bool]  # whether to stop
 
 
-class ReaderClosed(Exception):
+class ReaderClosed(VisiondError):
     """A thread that was left behind tries to read. Nothing waits for its answer."""
 
 
@@ -45,7 +46,7 @@ class Connections:
         LedgerTooNew."""
         with self._lock:
             if self._closed:
-                raise ReaderClosed
+                raise ReaderClosed("the ledger is being closed.")
             connection = self._idle.pop() if self._idle else None
         is_kept = True
         if connection is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,10 +15,9 @@ from msgspec import structs
 from daemon import __version__
 from daemon.core.jobs import Ending, JobStatus, Version, reason_of
 from daemon.core.messages import Output
-from daemon.core.sidecar import SCHEMA, describe_source, timestamp
+from daemon.core.sidecar import KEYS, SCHEMA, describe_source, timestamp
 from daemon.ledger import checksums
 from stages.contract.base import Provenance, StageSpec
-from stages.registry.registry import BUILT_IN
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,6 @@ class _Told(msgspec.Struct):
     second_looks: dict[str, _LookTold] = {}
 
 
-BUILT_IN_KEYS = {stage.name: stage.key for stage in BUILT_IN}  # in the order of the results in a sidecar
 UNKNOWN = Model("an unknown stage", "", "")
 
 
@@ -146,6 +144,10 @@ class Record:
         """Also those of second looks."""
         return self.models + [look.model for look in self.looks.values()]
 
+    def notices(self) -> list[tuple[str, str]]:
+        """The stage and the notice, "" for none, of each model that made its results."""
+        return [(model.stage, model.notice) for model in self.models]
+
     def provenance(self) -> dict[str, Provenance]:
         """What each of its models is, by fingerprint."""
         return {model.fingerprint: model.provenance for model in self.all_models()}
@@ -203,9 +205,9 @@ class Record:
     def _result(self) -> dict[str, Any]:
         """What its sidecar has if it is DONE."""
         # Plug-ins are in the order of the stored models: the sidecar must not change when one is uninstalled.
-        stages = [stage for stage in dict.fromkeys((*BUILT_IN_KEYS, *self.outputs)) if stage in self.outputs]
+        stages = [stage for stage in dict.fromkeys((*KEYS, *self.outputs)) if stage in self.outputs]
         result: dict[str, Any] = {
-            BUILT_IN_KEYS.get(stage, stage): msgspec.Raw(self.outputs[stage].payload) for stage in stages
+            KEYS.get(stage, stage): msgspec.Raw(self.outputs[stage].payload) for stage in stages
         }
         result["bin"] = {"name": self.bin, "criteria": msgspec.Raw(self.criteria)}
         result["timings"] = {stage: round(output.seconds, 6) for stage, output in self.outputs.items()}
@@ -215,6 +217,21 @@ class Record:
         if self.looks:
             result["second_looks"] = {name: look.document() for name, look in self.looks.items()}
         return result
+
+    def outline(self) -> dict[str, object]:
+        """What happened to the image, in a few values: for webhooks and `visiond follow`."""
+        outline: dict[str, object] = {
+            "id": self.id,
+            "status": self.status.name,
+            "inbox": os.fsencode(self.inbox_path).decode(errors="replace"),
+            "path": self.path.decode(errors="replace"),
+            "location": self.location.decode(errors="replace"),
+            "digest": f"sha256:{self.digest.hex()}" if self.digest else "",
+            "finished_at": timestamp(self.finished_at) if self.finished_at else None,
+        }
+        if self.status is JobStatus.DONE:
+            return outline | {"bin": self.bin}
+        return outline | {"reason": self.reason, "detail": self.detail}
 
     @cached_property
     def sidecar(self) -> bytes:
@@ -248,6 +265,10 @@ class Record:
             return crc32(b"".join((*made_by, *image, self.bin.encode(), self.criteria or b"{}")))
         failed = f"FAILED {self.attempts} {self.reason} {self.detail}"
         return crc32(b"".join((failed.encode(), *image)))
+
+
+def notices_of(records: Iterable[Record]) -> Iterator[tuple[str, str]]:
+    return (notice for record in records for notice in record.notices())
 
 
 def describe_models(models: Iterable[Model]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from daemon.core.errors import LedgerDamaged, NothingFound, NotPermitted
 from daemon.core.hints import command, like_service
 from daemon.core.jobs import JobStatus, Outdated, Waiting
 from daemon.ledger import identity, looks, publications, schema
-from daemon.ledger.files import describe_lost_ledger
+from daemon.ledger.identity import describe_lost_ledger
 from daemon.ledger.joining import assemble, read_former
 from daemon.ledger.reading import Connections, check_whole_file
 from daemon.ledger.record import UNKNOWN, Model, Record

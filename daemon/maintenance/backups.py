@@ -14,9 +14,9 @@ from pathlib import Path
 from daemon.config.loading import Config
 from daemon.config.state import closed_to_others
 from daemon.core.errors import NotWritable, WrongArgument
+from daemon.core.files import STDOUT, written_whole
 from daemon.core.stores import list_objects, store_errors, store_of
 from daemon.core.urls import split_url
-from daemon.ledger.files import STDOUT, written_whole
 from daemon.ledger.reading import Stop, Stopped, stopping
 from daemon.ledger.records import open_reader
 from daemon.ledger.schema import damaged

@@ -14,10 +14,10 @@ import msgspec
 
 from daemon.config.loading import Config
 from daemon.core.errors import LedgerUnusable
+from daemon.core.files import sync_folders
 from daemon.core.hints import command
 from daemon.core.jobs import JobStatus
 from daemon.core.sidecar import sidecar_paths
-from daemon.ledger.files import sync_folders
 from daemon.ledger.reading import Stop, Stopped
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader, open_reader

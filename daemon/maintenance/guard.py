@@ -14,8 +14,8 @@ from pathlib import Path
 import anyio
 from anyio import to_thread
 
-from daemon.config.state import DATABASE
 from daemon.core.errors import LedgerDamaged
+from daemon.core.files import DATABASE
 from daemon.core.hints import command
 from daemon.ledger import identity
 from daemon.ledger.ledger import Ledger

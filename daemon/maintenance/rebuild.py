@@ -19,13 +19,13 @@ from pathlib import Path
 import msgspec
 
 from daemon.config.loading import Config
-from daemon.config.state import DATABASE, LEDGER
+from daemon.config.state import LEDGER
 from daemon.core.errors import InboxMoved
+from daemon.core.files import DATABASE, rename_durably
 from daemon.core.hints import command, quantity
 from daemon.core.jobs import Version
 from daemon.inbox.sources import taken_names
 from daemon.ledger import identity
-from daemon.ledger.files import sync_folder
 from daemon.ledger.record import Model, Record
 from daemon.ledger.rows import add_model, content_row, keep_contents, look_rows, result_row
 from daemon.ledger.schema import connect
@@ -82,8 +82,7 @@ def _replace(path: Path, fresh: Path, present: identity.Identity) -> Iterator[Si
             keep(f"{path}{suffix}", f"{kept}{suffix}")
     # The identity before the ledger: after a kill in between, the ledger is refused and can be repaired again.
     identity.write(path.parent, present)
-    fresh.rename(path)
-    sync_folder(path.parent)
+    rename_durably(fresh, path)
     if os.path.lexists(kept):
         yield SidecarState("kept", os.fsencode(kept))
 

@@ -11,11 +11,12 @@ from datetime import datetime
 from daemon.config.loading import Config
 from daemon.core.jobs import Attempt, Content, Job
 from daemon.inbox.origin import origin_of
-from daemon.layout.layout import digest_settings, judge_of, resolve_models
+from daemon.layout.devices import select_devices
+from daemon.layout.layout import digest_settings
+from daemon.layout.models import resolve_models
 from daemon.layout.second_looks import resolve_looks
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
-from daemon.placement.devices import select_devices
 from daemon.results.destinations import Destination, open_destinations
 from daemon.results.judge import Judge
 from daemon.system.gpus import list_gpus
@@ -71,7 +72,7 @@ def choose_stale(
         {stage: spec.fingerprint for stage, spec in specs.items()},
         {name: spec.fingerprint for name, spec in resolve_looks(selected, gpus, specs).items()},
     )
-    judge = judge_of(config, reader.inboxes())
+    judge = Judge.of(config, reader.inboxes())
     records = track(reader.newest_done(with_results=True))
     refused: Counter[str] = Counter()
     stale = (r for r in records if r.damage or _is_stale(r, wanted, judge, reader, refused))

@@ -14,12 +14,13 @@ import anyio
 from daemon.config.loading import Config
 from daemon.core.errors import VisiondError, WrongArgument, leaves
 from daemon.core.messages import Item
+from daemon.core.slab import Slab
 from daemon.layout.layout import Layout
 from daemon.layout.slabs import size_slab
 from daemon.monitoring.metrics import Metrics
 from daemon.system.log import set_up as set_up_log
 from daemon.workers.lane import Lane
-from daemon.workers.slab import Slab
+from daemon.workers.opening import open_lanes
 
 
 def measure_ceiling(config: Config, images: list[Path], seconds: float) -> float:
@@ -38,7 +39,7 @@ async def _measure(config: Config, images: list[Path], seconds: float) -> float:
             "--memory needs workers that hold all stages, but this configuration spreads the stages over devices."
         )
     with closing(Slab(size_slab(layout.config, layout.gpus))) as slab:
-        [lane] = layout.open_lanes(slab, Metrics())
+        [lane] = open_lanes(layout, slab, Metrics())
         items = list(fill(slab, images))
         batches = [items[start : start + lane.batch_size] for start in range(0, len(items), lane.batch_size)]
         async with anyio.create_task_group() as tasks:

@@ -15,8 +15,8 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from daemon.core.errors import ConfigError
-from daemon.ledger.files import written_whole
-from daemon.placement.profile import TunedSettings
+from daemon.core.files import written_whole
+from daemon.layout.profile import TunedSettings
 
 Keys = Mapping[tuple[str, ...], Any]  # path of a key → its value
 

@@ -11,10 +11,9 @@ import msgspec
 from daemon.config.loading import Config
 from daemon.config.pipeline import LATENCY
 from daemon.core.hints import command
-from daemon.layout.layout import resolve_models, used_gpus, weights_of
-from daemon.layout.second_looks import lay_out
-from daemon.placement.devices import describe_gpu
-from daemon.placement.placement import (
+from daemon.layout.devices import describe_gpu, used_gpus
+from daemon.layout.models import resolve_models, weights_of
+from daemon.layout.placement import (
     CORES_PER_WORKER,
     LATENCY_BATCHES,
     WORKER_BYTES,
@@ -23,8 +22,9 @@ from daemon.placement.placement import (
     Segment,
     plan,
 )
-from daemon.placement.profile import Machine, TunedSettings, find_tuned
-from daemon.placement.recorded import find_rates
+from daemon.layout.profile import Machine, TunedSettings, find_tuned
+from daemon.layout.recorded import find_rates
+from daemon.layout.second_looks import lay_out
 from daemon.system.cores import Cores
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host

@@ -11,8 +11,8 @@ import psutil
 from daemon.config.loading import Config
 from daemon.monitoring.limits import Moment
 from daemon.monitoring.processes import CpuTimes
+from daemon.server.control import find_snapshot
 from daemon.system.gpus import list_gpus
-from daemon.terminal.control import find_snapshot
 
 INTERVAL_SECONDS = 0.25
 LOOK_SECONDS = 1.0  # between two questions to the daemon, which cost it time

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from daemon.core.errors import VisiondError
-from daemon.layout.layout import natural_dtype, pack_errors, weights_of
+from daemon.layout.models import natural_dtype, pack_errors, weights_of
 from daemon.measure.place import Place, Report, describe_run, run_module
 from daemon.system.gpus import list_gpus
 from stages.contract.base import StageSpec

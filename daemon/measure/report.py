@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from daemon.core.files import written_into
 from daemon.core.hints import quantity
-from daemon.ledger.files import written_into
 from daemon.measure.inputs import InputsReport
 from daemon.measure.job import JobReport, Percentiles, Run, representative
 from daemon.measure.models import ModelsReport

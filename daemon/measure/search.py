@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from daemon.placement.profile import SAFETY, Trial, TunedSettings, choose_best
+from daemon.layout.profile import SAFETY, Trial, TunedSettings, choose_best
 
 LARGEST_BATCH = 1024
 MOST_TRIALS = 30

@@ -19,7 +19,7 @@ from daemon.config.state import CONTROL
 from daemon.config.variables import without_settings
 from daemon.core.errors import NotRunning, VisiondError
 from daemon.monitoring.snapshot import Snapshot
-from daemon.terminal.control import fetch, find_snapshot
+from daemon.server.control import fetch, find_snapshot
 from stages.contract.processes import environment, python
 
 POLL_SECONDS = 0.1

@@ -18,12 +18,12 @@ import tomlkit
 
 from daemon.config.loading import Config, load
 from daemon.config.state import KERNELS
+from daemon.layout.profile import Profile, Trial, TunedSettings, fill_in, write_profile
 from daemon.ledger.record import Record
 from daemon.measure.job import read_results
 from daemon.measure.meter import Meter, read_gpu_bytes
 from daemon.measure.steady import find_steady
 from daemon.measure.throwaway import Failed, Say, Throwaway
-from daemon.placement.profile import Profile, Trial, TunedSettings, fill_in, write_profile
 
 WARM_UP_ROUNDS = 2  # a round is as many images as the workers hold at once
 ROUNDS = 8  # at least, that are measured; on a slow machine FEW_ROUNDS

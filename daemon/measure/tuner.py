@@ -20,14 +20,14 @@ import msgspec
 from daemon.config.loading import Config
 from daemon.config.state import TUNING, closed_to_others, lock_state
 from daemon.core.errors import AlreadyRunning, ConfigError, NothingFound, VisiondError
+from daemon.core.files import written_into
 from daemon.core.hints import command, quantity
-from daemon.layout.layout import choose_dtypes, resolve_models, used_gpus
-from daemon.ledger.files import written_into
+from daemon.layout.devices import select_devices, used_gpus
+from daemon.layout.models import choose_dtypes, resolve_models
+from daemon.layout.profile import Machine, Profile, Trial, read_profile, write_profile
 from daemon.measure.search import Space, judge, next_settings
 from daemon.measure.throwaway import Say
 from daemon.measure.trial import Bench
-from daemon.placement.devices import select_devices
-from daemon.placement.profile import Machine, Profile, Trial, read_profile, write_profile
 from daemon.system.gpus import Gpu, list_gpus
 from daemon.system.host import Host
 from stages.contract.base import StageSpec

@@ -8,9 +8,9 @@ from pathlib import Path
 from daemon.config.loading import Config
 from daemon.config.state import LEDGER
 from daemon.core.errors import WrongArgument
+from daemon.core.files import written_into, written_whole
 from daemon.core.hints import command
-from daemon.layout.layout import pack_errors
-from daemon.ledger.files import written_into, written_whole
+from daemon.layout.models import pack_errors
 from daemon.models.packs import name_weights
 from daemon.models.pulls import BUNDLE, describe_bytes, pull_named, say
 from stages.weights import bundles, catalog, names, packs, sets

@@ -17,7 +17,6 @@ from daemon.core.labels import STAGE_OF, LookUp
 from daemon.exports.choice import draw, find_records
 from daemon.labels.scoring import Estimate
 from daemon.labels.store import LabelStore
-from daemon.layout.layout import judge_of
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
 from daemon.ledger.statements import SQL
@@ -136,7 +135,7 @@ def compare(
             f"The answers of {stage} in the ledger are of this model and these settings already: nothing would change. Name "
             f"another model, or other settings with --set."
         )
-    judge = judge_of(config, reader.inboxes())
+    judge = Judge.of(config, reader.inboxes())
     pairs = [_pair(record, stage, run, judge) for record in records if record.id in run.outputs]
     if not pairs:
         _explain_none(run)

@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from daemon.config.loading import Config
 from daemon.config.state import LEDGER, closed_to_others
 from daemon.core.errors import NotWritable
-from daemon.ledger.files import check_free, written_whole
+from daemon.core.files import check_free, written_whole
 from daemon.models.changes import MEASURES
 from daemon.models.comparing import ModelComparison, Pair
 from daemon.server.page.pictures import NoPicture, Pictures, draw_reason

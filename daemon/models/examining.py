@@ -7,10 +7,10 @@ from functools import partial
 
 from daemon.config.loading import Config
 from daemon.core.errors import VisiondError
+from daemon.core.notices import list_notices
 from daemon.layout.layout import Layout
 from daemon.layout.second_looks import lay_out
 from daemon.models.tryouts import RuleFailed, try_choice, try_rule, try_stages
-from daemon.monitoring.notices import list_notices
 from daemon.terminal.display import Finding, graded
 from daemon.workers.tryout import Tryout
 from stages.contract.base import StageSpec

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from daemon.config.loading import parse
 from daemon.core.errors import ModelsUnusable, NotWritable
-from daemon.layout.layout import Layout, pack_errors
+from daemon.core.notices import join_words
+from daemon.layout.layout import Layout
+from daemon.layout.models import pack_errors
 from daemon.models.tryouts import try_stages
-from daemon.monitoring.notices import join_words
 from stages.contract.folders import replace_folder
 from stages.contract.manifest import MANIFEST, Manifest
 from stages.registry.registry import BUILT_IN

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from daemon.config.loading import Config
 from daemon.core.errors import ModelsUnusable
 from daemon.core.hints import quantity
-from daemon.layout.layout import pack_errors
+from daemon.layout.models import pack_errors
 from daemon.terminal.display import print_json, print_table
 from stages.contract.manifest import MANIFEST, PackError, PackErrors
 from stages.registry import registry

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from daemon.config.loading import Config
 from daemon.core.errors import NotWritable
+from daemon.core.files import written_into
 from daemon.core.hints import command
-from daemon.layout.layout import pack_errors
-from daemon.ledger.files import written_into
+from daemon.layout.models import pack_errors
 from daemon.models.packs import describe_license
-from daemon.monitoring.disks import find_existing
+from daemon.system.mounts import find_existing
 from daemon.terminal.display import console, printable
 from daemon.terminal.progress import LATE_SECONDS, Progress
 from stages.contract.manifest import MANIFEST, HubUnreachable, PackError, list_files

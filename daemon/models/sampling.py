@@ -63,7 +63,7 @@ def run_stage(
     `Annotator.collect` do."""
     with Annotator(_without_bins(config), only=stage) as annotator, noting_stop() as stops:
         assert annotator.layout
-        models = {model.stage: model for model in annotator.layout.models()}
+        models = {name: Model.of(spec) for name, spec in annotator.layout.specs.items()}
         devices = annotator.layout.only(stage).devices()
         with reader.lend() as connection:
             stored = read_stored(connection, {record.digest for record in records}, reader.models)

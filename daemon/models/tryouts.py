@@ -25,10 +25,10 @@ from daemon.core.errors import VisiondError
 from daemon.core.jobs import Attempt, Content, Job, JobStatus, Version
 from daemon.core.messages import Output
 from daemon.layout.layout import Layout
+from daemon.layout.placement import Segment
 from daemon.ledger.records import open_reader
 from daemon.maintenance.redo import attempt_of
 from daemon.models.labels import Labels, find_labels, invent_answers, watch_scores
-from daemon.placement.placement import Segment
 from daemon.results.judge import describe, explain, place_in_rule
 from daemon.workers.tryout import IMAGES, TrialRequest, Tryout, note
 from stages.contract import processes

@@ -16,7 +16,6 @@ from anyio import to_thread
 
 from daemon.core.errors import VisiondError
 from daemon.core.jobs import Admitted, Change, Ending, JobStatus, Waiting
-from daemon.ledger.reading import ReaderClosed
 
 COUNT_SECONDS = 0.5  # a scrape's wait for a count of what waits
 LEAST_SECONDS = 1.0  # between two counts
@@ -175,7 +174,7 @@ class WaitingCount:
         self._has_begun = True
         started = self._clock()
         try:
-            with contextlib.suppress(VisiondError, ReaderClosed, sqlite3.Error):  # reported elsewhere
+            with contextlib.suppress(VisiondError, sqlite3.Error):  # reported elsewhere
                 self._last = self._count()
         finally:
             now = self._clock()

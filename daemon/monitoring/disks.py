@@ -13,7 +13,7 @@ import anyio
 from anyio import to_thread
 
 from daemon.config.loading import Config
-from daemon.system.mounts import describe_in_the_way
+from daemon.system.mounts import describe_in_the_way, find_existing
 
 FRESH_SECONDS = 1.0  # between two looks
 WAIT_SECONDS = 0.5  # for an answer; a later one counts for the next look
@@ -32,11 +32,6 @@ class DiskSpace:
         found = os.statvfs(existing)
         size = found.f_blocks * found.f_frsize
         return cls(found.f_bavail * found.f_frsize, size, existing.stat().st_dev)
-
-
-def find_existing(folder: Path) -> Path:
-    """The folder, or the nearest of those above it that exists. Raises OSError."""
-    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def list_written_folders(config: Config) -> dict[str, Path]:

@@ -14,11 +14,11 @@ from prometheus_client.core import Metric
 
 from daemon.core.jobs import Admitted, Attempt, Ending, JobStatus, Waiting
 from daemon.core.messages import Reply
+from daemon.core.notices import KINDS, kind_of
 from daemon.monitoring.counts import Counts
 from daemon.monitoring.disks import DiskSpace
 from daemon.monitoring.limits import PARTS
 from daemon.monitoring.machine import Gpus
-from daemon.monitoring.notices import KINDS, kind_of
 from daemon.monitoring.samples import Sum, add
 from daemon.monitoring.series import OTHER, STATES, Series
 from daemon.monitoring.snapshot import GpuState, LookState, SinkState, StageState, WorkerState
@@ -30,9 +30,9 @@ from stages.registry.registry import ORDER
 class Metrics(Series):
     """Every metric of the daemon, by attribute, and a method for each event."""
 
-    def __init__(self, counts: Counts | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.counts = counts or Counts()
+        self.counts = Counts()
         self.stations = Sum()  # of those in other processes, and of the page
         self._inboxes: Mapping[int, str] = {}  # names by number
         self._measured: set[str] = set()  # folders whose disk has answered

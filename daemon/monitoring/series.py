@@ -24,10 +24,10 @@ from prometheus_client.registry import Collector
 from daemon import __version__
 from daemon.core.errors import Loss, Refusal
 from daemon.core.jobs import JobStatus
+from daemon.core.notices import KINDS
 from daemon.monitoring.distribution import Distribution
 from daemon.monitoring.limits import PARTS
 from daemon.monitoring.machine import DroppedLines
-from daemon.monitoring.notices import KINDS
 from daemon.monitoring.snapshot import TASKS
 from stages.contract.base import Reason
 from stages.contract.binning import BINS

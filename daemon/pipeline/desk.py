@@ -82,15 +82,15 @@ class Budget:
 class LookJudge:
     """Decides how a look ends: DONE with its result, another attempt, or FAILED."""
 
-    def __init__(self, judge: Judge, clock: Callable[[], float] = time.time) -> None:
-        """judge: for the number of attempts. clock: Unix seconds."""
-        self._judge, self._clock = judge, clock
+    def __init__(self, judge: Judge) -> None:
+        """judge: for the number of attempts."""
+        self._judge = judge
 
     def is_decided(self, content: Content) -> bool:
         return False
 
     def endings(self, attempts: Sequence[Attempt]) -> list[Ending]:
-        return [self._ending(attempt, self._clock()) for attempt in attempts]
+        return [self._ending(attempt, time.time()) for attempt in attempts]
 
     def _ending(self, attempt: Attempt, now: float) -> Ending:
         job = attempt.job

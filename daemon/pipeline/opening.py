@@ -6,17 +6,18 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from daemon.layout.layout import Layout
+from daemon.layout.placement import share_out
 from daemon.layout.slabs import open_slab, size_slabs
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline import wire
 from daemon.pipeline.remote import RemoteStation
 from daemon.pipeline.station import Station
 from daemon.pipeline.tracing import check_traces, opened_tracer
-from daemon.placement.placement import share_out
 from daemon.results.destinations import Destination
 from daemon.results.judge import Judge
 from daemon.system.cores import bind
 from daemon.system.retry import Retry
+from daemon.workers.opening import open_lanes
 
 
 def open_stations(
@@ -39,7 +40,7 @@ def open_stations(
         slab = open_slab(config, layout.gpus)
         stack.callback(slab.close)
         tracer = stack.enter_context(opened_tracer(config.traces))
-        lanes = layout.open_lanes(slab, metrics)
+        lanes = open_lanes(layout, slab, metrics)
         return [Station(slab, lanes, judge, destinations, metrics, tracer=tracer, beside=retry)]
     check_traces(config.traces)
     slab_bytes = size_slabs(config, layout.gpus, len(parts))

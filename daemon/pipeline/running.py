@@ -13,6 +13,7 @@ from daemon.core.errors import ModelsUnusable, NoWorkersLeft, leaves
 from daemon.layout.second_looks import LookPlan
 from daemon.layout.slabs import open_slab
 from daemon.ledger.ledger import Ledger
+from daemon.ledger.record import Model
 from daemon.ledger.records import Reader
 from daemon.monitoring.metrics import LookMetrics, Metrics
 from daemon.monitoring.snapshot import LookState
@@ -22,6 +23,7 @@ from daemon.pipeline.station import Station
 from daemon.results.destinations import Destination, publish_sidecars
 from daemon.results.judge import Judge
 from daemon.system.retry import Retry
+from daemon.workers.opening import open_lanes
 
 log = structlog.get_logger()
 
@@ -113,13 +115,13 @@ def open_looks(
         slab = open_slab(plan.layout.config, plan.layout.gpus)
         stack.callback(slab.close)
         label = plan.segment.name
-        lanes = plan.layout.open_lanes(slab, metrics)
+        lanes = open_lanes(plan.layout, slab, metrics)
         own = LookMetrics(metrics, label, plan.segment.devices)
         station = Station(slab, lanes, LookJudge(judge), destinations, own, publish_sidecars, beside=retry)
         roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
         desk = Desk(
             plan.name,
-            plan.model,
+            Model.of(plan.spec),
             plan.spec.batch_size,
             plan.table.images_per_second,
             ledger,

@@ -32,6 +32,7 @@ from daemon.core.jobs import (
     Read,
 )
 from daemon.core.messages import Reply
+from daemon.core.slab import Slab
 from daemon.inbox.origin import origin_of
 from daemon.ledger.record import Record
 from daemon.monitoring.metrics import LookMetrics, Metrics
@@ -40,7 +41,6 @@ from daemon.pipeline.tracing import Tracer
 from daemon.results.destinations import Destination, Publication, publish_records
 from daemon.system.retry import Retry
 from daemon.workers.lane import Lane, drain
-from daemon.workers.slab import Slab
 from stages.contract.base import Reason, advise
 from stages.registry.registry import sort_stages
 

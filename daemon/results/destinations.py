@@ -21,10 +21,11 @@ import structlog
 from daemon.config.loading import Config
 from daemon.config.sections import Inbox
 from daemon.core.errors import SourceChanged
+from daemon.core.files import create, temporary_name
 from daemon.core.jobs import JobStatus, Placed
 from daemon.core.sidecar import is_reason_of, sidecar_paths
 from daemon.inbox import sources
-from daemon.inbox.sources import WRITTEN, create, numbered_name, temporary_name
+from daemon.inbox.sources import WRITTEN, numbered_name
 from daemon.inbox.walk import LONGEST_PATH
 from daemon.ledger.record import Record
 from daemon.system.mounts import KnownFolder, ask, describe_obstacle

@@ -14,13 +14,12 @@ from anyio import to_thread
 from daemon.config.loading import Config
 from daemon.config.state import SINK_FILES
 from daemon.core.errors import NotWritable
+from daemon.core.files import create, sync_folders, temporary_name
 from daemon.core.hints import command
 from daemon.core.jobs import JobStatus
 from daemon.core.sidecar import sidecar_paths
 from daemon.exports.answered import Answered
 from daemon.exports.pages import PAGES
-from daemon.inbox.sources import create, temporary_name
-from daemon.ledger.files import sync_folders
 from daemon.ledger.record import Record
 from daemon.results.destinations import DISK_TROUBLE, unlink
 from daemon.system.mounts import KnownFolder, describe_closed

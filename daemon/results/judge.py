@@ -14,36 +14,16 @@ from typing import Any
 import msgspec
 import structlog
 
-from daemon.core.jobs import UNREAD, Attempt, Content, Ending, Failure, Job, JobStatus
-from daemon.core.sidecar import describe_source
+from daemon.config.loading import Config
+from daemon.config.second_look import SecondLook
+from daemon.core.errors import ConfigError
+from daemon.core.jobs import IMAGE_SUFFIXES, UNREAD, Attempt, Content, Ending, Failure, Job, JobStatus
+from daemon.core.sidecar import KEYS, describe_source
 from daemon.system.clock import steady_seconds
 from stages.contract import binning
 from stages.contract.base import Reason
-from stages.contract.binning import Bin, Rule, Thresholds, apply_rule, is_decided, judge
-from stages.registry.registry import KEYS
+from stages.contract.binning import Bin, Rule, Thresholds, apply_rule, is_decided, judge, load_rule
 
-# A file with such a suffix FAILS if it is not an image; any other file is only SKIPPED.
-IMAGE_SUFFIXES = frozenset(
-    suffix.encode()
-    for suffix in (
-        *(
-            ".jpg",
-            ".jpeg",
-            ".jpe",
-            ".jfif",
-            ".mpo",
-            ".jp2",
-            ".jxl",
-            ".png",
-            ".webp",
-            ".gif",
-            ".tif",
-            ".tiff",
-            ".bmp",
-        ),
-        *(".avif", ".heic", ".heif", ".ppm", ".pgm", ".pbm", ".pnm", ".psd", ".svg"),
-    )
-)
 OF_OTHER_FILES = (Reason.UNPACKED, Reason.NOT_AN_IMAGE, Reason.EMPTY, Reason.BYTES)
 SKIPPED = {True: (Reason.UNPACKED,), False: OF_OTHER_FILES}  # by whether the file has the name of an image
 LONGEST_PAUSE_SECONDS = 600.0
@@ -59,6 +39,14 @@ class Selection:
     bin: str
     rule: Callable[[dict[str, Any]], object] | None = None
     share: float = 1.0
+
+    @classmethod
+    def of(cls, look: SecondLook) -> Selection:
+        """Raises ValueError."""
+        if look.function:
+            rule = load_rule(look.function, f"[[second_look]] {look.name}: when")
+            return cls(look.name, "", rule, look.share)
+        return cls(look.name, look.when, share=look.share)
 
     def includes(self, digest: bytes) -> bool:
         """Whether these bytes are in the share."""
@@ -96,6 +84,24 @@ class Judge:
         self._clock = clock
         self._steady = steady  # for the time of the next attempt
         self._logged: set[tuple[type[Exception], str]] = set()  # errors of the rule: their types and places
+
+    @classmethod
+    def of(cls, config: Config, inboxes: Mapping[int, bytes]) -> Judge:
+        """inboxes: their folders by id. Raises ConfigError."""
+        try:
+            rule = load_rule(config.binning.rules) if config.binning.rules else None
+            looks = [Selection.of(look) for look in config.second_look]
+        except ValueError as error:
+            raise ConfigError([str(error)]) from error
+        return cls(
+            config.binning.thresholds(),
+            rule=rule,
+            looks=looks,
+            inboxes=inboxes,
+            cascade=config.stage_names if config.pipeline.mode == "cascade" else (),
+            max_attempts=config.pipeline.max_attempts,
+            retry_seconds=config.pipeline.retry_seconds,
+        )
 
     def is_decided(self, content: Content) -> bool:
         """Whether the remaining stages can be skipped."""

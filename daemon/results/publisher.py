@@ -18,10 +18,10 @@ import structlog
 from anyio import to_thread
 
 from daemon.core.errors import ResultsLost
+from daemon.core.files import NotSynced, sync_folders
 from daemon.core.jobs import Change, JobStatus, Placed
 from daemon.core.sidecar import sidecar_paths
 from daemon.inbox.sources import WRITTEN, find_changed
-from daemon.ledger.files import NotSynced, sync_folders
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.publications import read_last
 from daemon.ledger.record import Record

@@ -18,12 +18,12 @@ from daemon.config.loading import Config
 from daemon.config.output import FILE_SINKS
 from daemon.core.jobs import JobStatus
 from daemon.exports.lance import LanceSink
-from daemon.ledger.files import sync_folder
 from daemon.ledger.record import Record
 from daemon.results.files import FileSink
 from daemon.results.uploads import StoreSink
 from daemon.results.webhook import WebhookSink
 from daemon.system.mounts import KnownFolder
+from stages.contract.folders import sync
 
 
 class Sink(Protocol):
@@ -72,7 +72,7 @@ class JsonlSink:
                     left = left[os.write(fd, left) :]
                 os.fsync(fd)
                 if not end:  # the file is new, and so is its name
-                    sync_folder(self.path.parent)
+                    sync(self.path.parent)
                 self._folder.check()
             except OSError:
                 # Otherwise each try would leave a partial write that takes room from the results.

@@ -23,8 +23,6 @@ from daemon import __version__
 from daemon.config.output import WebhookSection
 from daemon.config.secrets import read_secret_line
 from daemon.core.errors import ConfigError
-from daemon.core.jobs import JobStatus
-from daemon.core.sidecar import timestamp
 from daemon.ledger.record import Record
 
 ANSWER_SECONDS = 20.0  # for each part of the receiver's answer
@@ -99,7 +97,7 @@ class WebhookSink:
     def _describe(self, record: Record) -> Any:
         if self._settings.content == "record":
             return msgspec.Raw(record.sidecar)
-        return describe(record)
+        return record.outline()
 
     def _post(self, body: bytes) -> None:
         request = urllib.request.Request(self._settings.url, body, self._headers(body), method="POST")
@@ -154,19 +152,3 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
     ) -> None:
         return None
-
-
-def describe(record: Record) -> dict[str, object]:
-    """What happened to an image, in a few values: for webhooks and `visiond follow`."""
-    described: dict[str, object] = {
-        "id": record.id,
-        "status": record.status.name,
-        "inbox": os.fsencode(record.inbox_path).decode(errors="replace"),
-        "path": record.path.decode(errors="replace"),
-        "location": record.location.decode(errors="replace"),
-        "digest": f"sha256:{record.digest.hex()}" if record.digest else "",
-        "finished_at": timestamp(record.finished_at) if record.finished_at else None,
-    }
-    if record.status is JobStatus.DONE:
-        return described | {"bin": record.bin}
-    return described | {"reason": record.reason, "detail": record.detail}

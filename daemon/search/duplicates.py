@@ -195,10 +195,10 @@ def _open_same(index: Index, found: Duplicates) -> Rows:
     return matrix
 
 
-def extend_groups(reader: Reader, index: Index, seconds: float = EXTEND_SECONDS) -> None:
+def extend_groups(reader: Reader, index: Index) -> None:
     """Add the images that were published since, some hundred at a time, as if they had been the last of the order. The index
-    can be written while they are compared. seconds: after which no more are begun. Raises SearchUnusable."""
-    ends = time.monotonic() + seconds
+    can be written while they are compared. After EXTEND_SECONDS no more are begun. Raises SearchUnusable."""
+    ends = time.monotonic() + EXTEND_SECONDS
     while _extend_some(reader, index) and time.monotonic() < ends:
         pass
 

@@ -9,7 +9,6 @@ import msgspec
 from daemon.core.errors import VisiondError
 from daemon.ledger import publications
 from daemon.ledger.records import Reader
-from daemon.results.webhook import describe
 from daemon.search.index import check_ledger
 
 GROUP = 256  # images read at once
@@ -38,7 +37,7 @@ def encode_events(reader: Reader, after: int, *, full: bool = False) -> tuple[li
         )
     found, following = reader.published_after(after, GROUP)
     events = [
-        (number, msgspec.json.encode({"number": number} | (record.document() if full else describe(record))))
+        (number, msgspec.json.encode({"number": number} | (record.document() if full else record.outline())))
         for number, record in found.items()
         if not record.damage
     ]

@@ -69,7 +69,7 @@ def find_embedder(config: Config) -> StageSpec | None:
     """The stage that makes embeddings, with its files; None if it is off, a fake, or its model is not here."""
     if EMBEDDER not in config.stage_names:
         return None
-    from daemon.layout.layout import choose_dtypes, resolve_models
+    from daemon.layout.models import choose_dtypes, resolve_models
     from daemon.system.gpus import list_gpus
 
     gpus = list_gpus()

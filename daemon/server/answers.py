@@ -25,9 +25,9 @@ from daemon.config.loading import Config
 from daemon.config.state import CONTROL
 from daemon.core.errors import ConfigError, WrongArgument
 from daemon.core.jobs import JobStatus
+from daemon.core.notices import list_notices
 from daemon.ledger.soundness import MOST
 from daemon.maintenance.keeping import ModelAnswers
-from daemon.monitoring.notices import list_notices
 from daemon.server.app import (
     answer_json,
     explain_as_json,

@@ -25,10 +25,10 @@ from daemon.config.sections import Inbox
 from daemon.core.errors import SearchUnusable
 from daemon.core.jobs import JobStatus
 from daemon.ledger.records import Reader
-from daemon.results.webhook import describe
 from daemon.search.following import read_last
 from daemon.search.query import DATES, QueryError
 from daemon.search.searcher import Searcher
+from daemon.server import control
 from daemon.server.app import answer_json
 from daemon.server.asked import Asked, find_images, number_in, refuse_others, refuse_unknown_bin
 from daemon.server.openapi import (
@@ -42,7 +42,6 @@ from daemon.server.openapi import (
     make_document,
 )
 from daemon.server.uploads import Uploads, find_file
-from daemon.terminal import control
 
 if TYPE_CHECKING:
     from daemon.ledger.record import Record
@@ -55,7 +54,7 @@ THREADS = 4  # that look into inboxes: a dead mount must not use up those of the
 
 
 class Api:
-    """The handlers. An image is an object as `describe` has it, with its address and its record."""
+    """The handlers. An image is an object as `Record.outline` has it, with its address and its record."""
 
     def __init__(self, config: Config, reader: Reader, searcher: Searcher, metrics: Series) -> None:
         self.uploads = Uploads(config, reader, metrics)
@@ -169,7 +168,7 @@ class Api:
         """path: in the folder of results, by which it was asked for."""
         is_whole = record.status is JobStatus.DONE and not record.damage
         result = self._result_of(path) if path else self._address(f"/api/images/{record.id}")
-        image = describe(record) | {"result": result}
+        image = record.outline() | {"result": result}
         if with_record:
             image["record"] = msgspec.Raw(record.sidecar.rstrip()) if is_whole else None
         return image

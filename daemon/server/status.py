@@ -19,7 +19,7 @@ from daemon.core.errors import VisiondError
 from daemon.core.hints import quantity
 from daemon.core.jobs import JobStatus, Outdated
 from daemon.inbox.sources import WRITTEN
-from daemon.inbox.walk import SHOWN, count_unread
+from daemon.inbox.walk import SHOWN
 from daemon.maintenance.keeping import ModelAnswers, keep_answers
 from daemon.maintenance.schedule import Upkeep
 from daemon.monitoring.counts import Hour, Pace, WaitingCount
@@ -248,8 +248,7 @@ class Status:
     def warnings(self) -> list[str]:
         """Problems that stop no image: folders in the inboxes that cannot be read, files that others write to, and sinks."""
         unread = [
-            f"{count_unread(unread)}; `visiond status` lists them"
-            for unread in self._pipeline.watcher.unread()
+            f"{unread.summary()}; `visiond status` lists them" for unread in self._pipeline.watcher.unread()
         ]
         written = [why for why in self._pipeline.publisher.held_back() if why.endswith(WRITTEN)]
         of_looks = [look.problem for look in self._pipeline.looks if look.problem]

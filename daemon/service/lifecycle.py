@@ -31,29 +31,20 @@ from daemon.core.errors import (
 )
 from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus
-from daemon.inbox.names import check_names
-from daemon.inbox.walk import count_unread
-from daemon.layout.layout import Layout, digest_settings
-from daemon.layout.second_looks import lay_out
-from daemon.ledger.records import Reader
+from daemon.layout.layout import Layout
 from daemon.maintenance.guard import OpenFiles, guard
-from daemon.maintenance.schedule import Upkeep
-from daemon.monitoring.counts import Counts, WaitingCount
-from daemon.monitoring.disks import Disks, list_written_folders
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import Snapshot
-from daemon.pipeline.announcing import announce, warn_of_outdated
 from daemon.pipeline.coordinator import Pipeline
-from daemon.server.answers import Answers
 from daemon.server.keeper import Keeper
 from daemon.server.status import Status
-from daemon.service.wiring import open_ledger, open_pipeline
+from daemon.service.wiring import open_parts
 from daemon.system import signals
 from daemon.system.children import leave_within
 from daemon.system.log import set_up as set_up_log
-from daemon.system.retry import Hurried, Retry
+from daemon.system.retry import Hurried
 from daemon.system.systemd import Notifier
-from daemon.workers.kernels import compile_for_workers
+from daemon.workers.kernels import compile_for_workers, wants_of
 
 log = structlog.get_logger()
 
@@ -91,8 +82,8 @@ class Service:
         self._layouts: list[Layout] = []  # of first and second looks; set once it is open
         self.looks_left = 0  # images that still waited for a second look at the end
         self.url = ""  # of [http], set once it is served
-        self.counts = Counts()
-        self.metrics = Metrics(self.counts)
+        self.metrics = Metrics()
+        self.counts = self.metrics.counts
         self._keeper = keeper = Keeper(config, self.metrics.stations)
         if config.page.listen:
             up = self.metrics.page_up.labels(config.page.listen)
@@ -185,7 +176,7 @@ class Service:
                 f"Not every file was found and read: {'; '.join(problems)}.", self.counts.outcomes()
             )
         if unread := pipeline.watcher.unread():
-            lines = [f"{count_unread(folders)}: {'; '.join(folders.lines(3))}" for folders in unread]
+            lines = [f"{folders.summary()}: {'; '.join(folders.lines(3))}" for folders in unread]
             text = f"Not every file was found: {' | '.join(lines)}. `{command('check')}` lists them."
             raise InboxUnreadable(text, self.counts.outcomes())
         if problems := pipeline.publisher.held_back():
@@ -194,42 +185,20 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def _open(self) -> AsyncIterator[tuple[Pipeline, Status]]:
-        """Open everything that the pipeline needs, in order of dependence; close it in the opposite order."""
-        config, metrics = self.config, self.metrics
+        """Open everything, in order of dependence, and serve; close it in the opposite order."""
         with contextlib.ExitStack() as stack:
-            layout, plans = await to_thread.run_sync(lay_out, config)
-            self._layouts = [layout, *(plan.layout for plan in plans)]
-            announce(layout, plans, with_notices=not self.once)  # then its summary has them
-            retry = Retry()
-            ledger, numbers = await open_ledger(stack, config, layout, plans, metrics, retry)
-            reader = stack.enter_context(contextlib.closing(Reader(ledger.path)))
-            await to_thread.run_sync(check_names, config, reader)
-            every_stage = config.pipeline.mode == "full"
-            count_outdated = partial(reader.count_outdated, config.kept_inboxes, every_stage=every_stage)
-            if not self.once:  # its summary says so at the end
-                warn_of_outdated(await to_thread.run_sync(count_outdated))
-            pipeline = await open_pipeline(
-                stack, config, layout, plans, ledger, reader, numbers, metrics, retry, once=self.once
+            parts = await open_parts(
+                stack, self.config, self.metrics, once=self.once, page_problem=lambda: self._keeper.problem
             )
-            self.counts.begin(await to_thread.run_sync(reader.counts))
-            folders = pipeline.watcher.folders
-            upkeep = Upkeep(config, ledger, metrics, lambda: not pipeline.in_flight, folders)
-            settings = await to_thread.run_sync(digest_settings, config, layout.specs)
-            status = Status(
-                pipeline,
-                notices=layout.notices(),
-                upkeep=upkeep,
-                settings_digest=settings,
-                count_outdated=count_outdated,
-                waiting=WaitingCount(reader.count_waiting),
-                disks=Disks(list_written_folders(config)),
-                page_problem=lambda: self._keeper.problem,
-            )
-            answers = Answers(status)
-            live: list[Apply] = [answers.configure, partial(self._apply, pipeline), upkeep.configure]
-            status.follow_reloads(Reloading(config, self._read, live))
-            async with answers.serve(config, pages_matter=not self.once) as self.url:
-                yield pipeline, status
+            self._layouts, answers, status = parts.layouts, parts.answers, parts.status
+            live: list[Apply] = [
+                answers.configure,
+                partial(self._apply, parts.pipeline),
+                parts.upkeep.configure,
+            ]
+            status.follow_reloads(Reloading(self.config, self._read, live))
+            async with answers.serve(self.config, pages_matter=not self.once) as self.url:
+                yield parts.pipeline, status
 
     def _rescan_seconds(self) -> float:
         return self.config.pipeline.rescan_seconds
@@ -247,8 +216,7 @@ class Service:
 
     async def _load_models(self, tasks: anyio.abc.TaskGroup, pipeline: Pipeline) -> None:
         """Start all workers at once, and report READY when all have loaded their models."""
-        wants = [want for layout in self._layouts for want in layout.wanted_kernels()]
-        await tasks.start(compile_for_workers, self.config.state.path / KERNELS, wants)
+        await tasks.start(compile_for_workers, self.config.state.path / KERNELS, wants_of(self._layouts))
         for look in pipeline.looks:  # first looks do not wait for its model
             tasks.start_soon(look.staff)
         async with anyio.create_task_group() as starting:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
-import structlog
 from anyio import to_thread
 
 from daemon.config.loading import Config
-from daemon.config.state import LEDGER
+from daemon.inbox.names import check_names
 from daemon.inbox.watcher import Watcher
-from daemon.layout.layout import Layout, judge_of
-from daemon.layout.second_looks import LookPlan
-from daemon.ledger import looks
-from daemon.ledger.files import describe_lost_ledger
+from daemon.layout.announcing import announce, warn_of_outdated
+from daemon.layout.layout import Layout, digest_settings
+from daemon.layout.second_looks import LookPlan, lay_out
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
+from daemon.maintenance.schedule import Upkeep
+from daemon.monitoring.counts import WaitingCount
+from daemon.monitoring.disks import Disks, list_written_folders
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline.coordinator import Pipeline
 from daemon.pipeline.opening import open_stations
@@ -25,42 +27,61 @@ from daemon.pipeline.running import open_looks
 from daemon.pipeline.schedule import Schedule
 from daemon.pipeline.unpacker import open_unpacker
 from daemon.results.destinations import Destination, remember_folders
-from daemon.results.judge import LONGEST_PAUSE_SECONDS
+from daemon.results.judge import Judge
 from daemon.results.outbox import Outbox
 from daemon.results.sinks import open_sinks
+from daemon.server.answers import Answers
+from daemon.server.status import Status
+from daemon.service.ledger import open_ledger
 from daemon.system.retry import Retry
 
-log = structlog.get_logger()
+
+@dataclass(frozen=True, slots=True)
+class DaemonParts:
+    """What a run of the daemon works with."""
+
+    layouts: list[Layout]  # of first and second looks
+    pipeline: Pipeline
+    upkeep: Upkeep
+    status: Status
+    answers: Answers
 
 
-async def open_ledger(
+async def open_parts(
     stack: contextlib.ExitStack,
     config: Config,
-    layout: Layout,
-    plans: list[LookPlan],
     metrics: Metrics,
-    retry: Retry,
-) -> tuple[Ledger, list[int]]:
-    """The ledger, and the numbers of the inboxes in it."""
-    if warning := await to_thread.run_sync(describe_lost_ledger, config):
-        log.warning(warning)
-    ledger = Ledger(config.state.path / LEDGER, metrics.commit_seconds.observe, retry)
-    stack.callback(ledger.close)
-    if ledger.remark:
-        log.warning(ledger.remark)
-    numbers = await ledger.register(
-        [(inbox.root, inbox.priority) for inbox in config.inbox],
-        layout.models(),
-        [plan.model for plan in plans],
-        [inbox.root for inbox in config.inbox if inbox.unpack],
-        config.kept_inboxes,
-        [inbox.root for inbox in config.inbox if not config.keeps_in_place(inbox)],
+    *,
+    once: bool,
+    page_problem: Callable[[], str],
+) -> DaemonParts:
+    """Make them in order of dependence; nothing runs yet. page_problem: why there is no page, or empty."""
+    layout, plans = await to_thread.run_sync(lay_out, config)
+    announce(layout, plans, with_notices=not once)  # then its summary has them
+    retry = Retry()
+    ledger, numbers = await open_ledger(stack, config, layout, plans, metrics, retry)
+    reader = stack.enter_context(contextlib.closing(Reader(ledger.path)))
+    await to_thread.run_sync(check_names, config, reader)
+    every_stage = config.pipeline.mode == "full"
+    count_outdated = partial(reader.count_outdated, config.kept_inboxes, every_stage=every_stage)
+    if not once:  # its summary says so at the end
+        warn_of_outdated(await to_thread.run_sync(count_outdated))
+    pipeline = await open_pipeline(
+        stack, config, layout, plans, ledger, reader, numbers, metrics, retry, once=once
     )
-    ledger.look_names = [plan.name for plan in plans]
-    if dropped := await ledger.run(partial(looks.begin, names=ledger.look_names, inboxes=numbers)):
-        log.warning("second looks that are no longer configured were dropped", images=dropped)
-    await ledger.bound_waits(config.pipeline.retry_seconds, LONGEST_PAUSE_SECONDS)
-    return ledger, numbers
+    metrics.counts.begin(await to_thread.run_sync(reader.counts))
+    upkeep = Upkeep(config, ledger, metrics, lambda: not pipeline.in_flight, pipeline.watcher.folders)
+    status = Status(
+        pipeline,
+        notices=layout.notices(),
+        upkeep=upkeep,
+        settings_digest=await to_thread.run_sync(digest_settings, config, layout.specs),
+        count_outdated=count_outdated,
+        waiting=WaitingCount(reader.count_waiting),
+        disks=Disks(list_written_folders(config)),
+        page_problem=page_problem,
+    )
+    return DaemonParts([layout, *(plan.layout for plan in plans)], pipeline, upkeep, status, Answers(status))
 
 
 async def open_pipeline(
@@ -90,7 +111,7 @@ async def open_pipeline(
         retry=retry,
         keep_marker=ledger.keep_marker,
     )
-    judge = judge_of(config, {number: each.inbox for number, each in destinations.items()})
+    judge = Judge.of(config, {number: each.inbox for number, each in destinations.items()})
     schedule = Schedule()
     return Pipeline(
         ledger=ledger,

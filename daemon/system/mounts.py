@@ -288,3 +288,8 @@ def _away(place: bytes, what: str, accept: str) -> FolderAway:
     """accept: what to do if nothing is to come back."""
     fix = "Mount it or move it back, and work goes on"
     return FolderAway(f"{os.fsdecode(place)} {what}. {fix}; if that is on purpose, {accept}")
+
+
+def find_existing(folder: Path) -> Path:
+    """The folder, or the nearest of those above it that exists. Raises OSError."""
+    return next(path for path in (folder, *folder.parents) if path.exists())

@@ -21,9 +21,8 @@ from daemon.core.errors import NotPrinted, ReaderGone
 from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus
 from daemon.core.labels import Kind, Label, Value
-from daemon.monitoring.notices import list_notices, notices_of
+from daemon.core.notices import list_notices
 from daemon.system.log import escape, is_json
-from stages.blip.descriptor import BLIP
 from stages.contract.binning import describe
 from stages.registry.registry import BUILT_IN, list_variants, sort_stages
 
@@ -257,7 +256,7 @@ def show_record(record: Record) -> None:
         + (f", one of {record.pages:,} pages or frames" if record.pages > 1 else "")
     )
     console.print(f"inbox  {printable(os.fsdecode(record.inbox_path))}")
-    for line in list_notices(notices_of([record])):
+    for line in list_notices(record.notices()):
         console.print(f"[yellow]{printable(line)}[/yellow]")
     if record.status is not JobStatus.DONE:
         reason = ": ".join(filter(None, (record.reason, record.detail)))
@@ -289,7 +288,7 @@ def show_answers(document: Mapping[str, Any]) -> None:
     """Print what the stages found."""
     console.print(f"caption  {printable(document.get('caption', {}).get('text', '-'))}")
     others = document["models"].keys() - {stage.name for stage in BUILT_IN}
-    captioners = list_variants(BLIP.name, others)
+    captioners = list_variants("blip", others)
     for stage in captioners:
         console.print(f"{stage}  {printable(document[stage]['text'])}")
     tags = ", ".join(tag["label"] for tag in document.get("clip", {}).get("tags", []))

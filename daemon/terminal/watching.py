@@ -21,7 +21,7 @@ from rich.text import Text
 
 from daemon.core.errors import NotAnswering, NotRunning
 from daemon.core.hints import quantity
-from daemon.monitoring.notices import list_notices
+from daemon.core.notices import list_notices
 from daemon.monitoring.snapshot import Snapshot, StageState, WorkerState
 from daemon.system.signals import interruptible
 from daemon.terminal.display import make_table, print_json, printable

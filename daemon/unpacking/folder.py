@@ -18,9 +18,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from daemon.core.files import sync_file_system, temporary_name
 from daemon.core.jobs import Version
-from daemon.inbox.sources import temporary_name
-from daemon.ledger.files import sync_file_system
 from daemon.system.beneath import READ
 from daemon.unpacking.paths import (
     INNER,

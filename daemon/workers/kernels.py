@@ -12,7 +12,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import anyio
@@ -24,7 +24,8 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from daemon.config.state import closed_to_others
 from daemon.core.hints import command
-from daemon.placement.placement import Segment
+from daemon.layout.layout import Layout
+from daemon.layout.placement import Segment
 from daemon.system.children import end
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host
@@ -65,6 +66,10 @@ def list_wants(
         for stage, capability in sorted(pairs)
         if specs[stage].backend != "fake" and can_compile_for(capability)
     ]
+
+
+def wants_of(layouts: Iterable[Layout]) -> list[Want]:
+    return [want for each in layouts for want in list_wants(each.placement.segments, each.specs, each.gpus)]
 
 
 def list_missing(folder: Path, wants: Sequence[Want]) -> list[Want]:

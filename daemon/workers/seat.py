@@ -15,9 +15,9 @@ from anyio import to_thread
 
 from daemon.core.hints import command
 from daemon.core.messages import Beat, Setup
+from daemon.layout.placement import CONTEXT_BYTES
+from daemon.layout.profile import SAFETY
 from daemon.monitoring.snapshot import WorkerState
-from daemon.placement.placement import CONTEXT_BYTES
-from daemon.placement.profile import SAFETY
 from daemon.system.gpus import Gpu
 from daemon.workers.mps import MpsServer
 from daemon.workers.worker import Worker

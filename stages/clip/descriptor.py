@@ -13,8 +13,8 @@ from msgspec import Meta
 
 from stages.contract import invented, recognition
 from stages.contract.descriptor import BYTES, Descriptor, KnownModel
+from stages.contract.manifest import LABELS
 
-LABELS = "labels.txt"  # the possible tags, one on each line; beside a model, or in a pack
 CLASSIFIER = {"classifier.": "a model of this family for classes"}
 MODELS = (
     KnownModel("clip", "CLIPModel", "CLIP with both its halves", foreign=CLASSIFIER, has_size=True),

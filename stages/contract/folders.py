@@ -41,8 +41,8 @@ def sync_tree(folder: Path) -> None:
         sync(path)
 
 
-def sync(path: Path) -> None:
-    """Flush a file's content, or a folder's entries."""
+def sync(path: Path | bytes) -> None:
+    """Flush a file's content, or a folder's entries. Raises OSError."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -13,6 +13,7 @@ from stages.contract.base import StageUnusable
 from stages.contract.files import open_file, read_file
 
 MANIFEST = "manifest.json"
+LABELS = "labels.txt"  # the possible tags, one on each line; beside a model, or in a pack
 
 # The files that a stage may read. Other files in a folder of weights (README, pickles, other frameworks) are ignored.
 SUFFIXES = {".safetensors", ".json", ".txt", ".onnx", ".pt", ".jinja", ".model"}

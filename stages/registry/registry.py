@@ -41,7 +41,6 @@ FAKE = Backend(  # of every stage
     needs_weights=False,
     can_spread=True,  # it stands for any model
 )
-KEYS = {name: stage.key for name, stage in STAGES.items()}  # of results in the sidecar
 
 _DECODERS: dict[str, msgspec.json.Decoder[Result]] = {
     name: msgspec.json.Decoder(kind.result) for name, kind in STAGES.items()

@@ -7,10 +7,10 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from stages.clip.descriptor import LABELS
 from stages.contract import recognition
 from stages.contract.descriptor import MODULES, KnownModel
 from stages.contract.manifest import (
+    LABELS,
     MANIFEST,
     Manifest,
     PackError,

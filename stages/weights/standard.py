@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from stages.clip.descriptor import LABELS
 from stages.contract.manifest import (
+    LABELS,
     MANIFEST,
     Manifest,
     StageEntry,

@@ -14,18 +14,18 @@ import pytest
 from daemon.config.loading import Config, parse
 from daemon.core.errors import ConfigError
 from daemon.core.messages import Beat
-from daemon.layout import layout
-from daemon.layout.layout import Layout, used_gpus
-from daemon.placement import placement
-from daemon.placement.devices import address_device, assume_gpus, select_devices
-from daemon.placement.placement import CONTEXT_BYTES, Segment
+from daemon.layout import layout, placement
+from daemon.layout.devices import address_device, assume_gpus, select_devices, used_gpus
+from daemon.layout.layout import Layout
+from daemon.layout.placement import CONTEXT_BYTES, Segment
 from daemon.service.lifecycle import Service
 from daemon.system.cores import Cores
 from daemon.system.gpus import Gpu
+from daemon.workers import opening
 from daemon.workers.kernels import list_wants
 from daemon.workers.seat import Room, need_for
 from stages.contract.base import StageSpec
-from tests.daemon.placement.test_devices import GIB, MIXED, make_gpu, visible_to, workers_of_this_process
+from tests.daemon.layout.test_devices import GIB, MIXED, make_gpu, visible_to, workers_of_this_process
 from tests.daemon_process import STAGES, Place, picture, until
 from tests.stages.captioners import CAPTIONERS
 
@@ -162,8 +162,8 @@ def test_a_worker_gets_the_whole_group(tmp_path: Path, monkeypatch: pytest.Monke
     alone, environment = made.set_up(segment, 1, 0)
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-3f2e-77aa"
     assert {tuple(spec.spread) for spec in alone.stages} == {()}
-    monkeypatch.setattr(layout, "is_installed", lambda: True)
-    assert [*made._open_servers(segment)] == ["cuda:3"]  # the workers of a group take turns
+    monkeypatch.setattr(opening, "is_installed", lambda: True)
+    assert [*opening._open_servers(made, segment)] == ["cuda:3"]  # the workers of a group take turns
 
 
 def test_a_stage_knows_with_how_many_workers_it_shares_its_device(
@@ -199,7 +199,7 @@ def test_a_pretended_group_is_the_cpu_for_all_else(tmp_path: Path, monkeypatch: 
     setup, environment = made.set_up(segment, 0, 0)
     assert (setup.device, setup.stages[3].spread) == ("cpu", ["cpu:0", "cpu:1"])
     assert environment == address_device("cpu", FOUR, int(environment["OMP_NUM_THREADS"]))[1]
-    assert made._measure_rooms([range(1)]) == {}
+    assert opening._measure_rooms(made, [range(1)]) == {}
 
 
 def test_a_worker_of_a_group_runs_near_its_first_gpu_and_has_kernels_for_it(

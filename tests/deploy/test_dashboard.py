@@ -19,6 +19,7 @@ from daemon.config.pipeline import PipelineSection
 from daemon.config.sections import Http
 from daemon.core.jobs import Admitted
 from daemon.core.messages import Beat, Outcome, Reply, Setup, StageRun
+from daemon.core.slab import Slab
 from daemon.ledger.ledger import Ledger
 from daemon.monitoring.disks import Disks
 from daemon.monitoring.metrics import Metrics
@@ -29,7 +30,6 @@ from daemon.system.gpus import Gpu, Sensors
 from daemon.workers.lane import Lane
 from daemon.workers.pool import Pool
 from daemon.workers.seat import Seat
-from daemon.workers.slab import Slab
 from daemon.workers.worker import Worker
 from stages.contract.base import Limits, Reason
 from tests.deploy.queries import FOLDER, Query, boards, panels, problems, queries

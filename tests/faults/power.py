@@ -20,7 +20,7 @@ from typing import NamedTuple
 import anyio
 
 from daemon.config.loading import parse
-from daemon.ledger.files import sync_folders
+from daemon.core.files import sync_folders
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.schema import connect
 from daemon.results.destinations import Destination, publish_records

@@ -12,7 +12,7 @@ import pytest
 
 from daemon.config.sections import Http
 from daemon.core.errors import ConfigError, ModelsUnusable, exit_status_of
-from daemon.layout.layout import pack_errors
+from daemon.layout.models import pack_errors
 from daemon.server.app import listen, load_certificate
 from daemon.system import mounts
 from stages.contract.manifest import PackError, PackErrors

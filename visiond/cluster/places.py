@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from daemon.core.errors import NotWritable
 from daemon.core.urls import is_url, split_url
-from daemon.ledger.files import sync_folder
+from stages.contract.folders import sync
 from visiond.cluster.reading.objects import again, locate, read_object
 
 PARTIAL = ".partial"
@@ -70,7 +70,7 @@ class ClusterFolder:
                 return False
             finally:
                 os.unlink(partial)
-            sync_folder(os.fsencode(folder))
+            sync(os.fsencode(folder))
         except OSError as error:
             raise NotWritable(f"{file} cannot be written: {error.strerror or error}.") from error
         return True

@@ -36,7 +36,7 @@ import structlog
 from daemon.core.errors import VisiondError
 from daemon.core.hints import quantity
 from daemon.core.jobs import JobStatus
-from daemon.inbox.walk import count_unread
+from daemon.exports.parquet import FURTHER
 from visiond.cluster.job import ClusterJob
 from visiond.cluster.places import open_place
 from visiond.cluster.planning import Planner, Unit
@@ -87,7 +87,8 @@ def run(
     """
     check_installed()
     listing = InputListing(job.source, job.config, column=job.column)  # first: a wrong INPUT leaves no OUTPUT
-    kept = choose_kept(listing, job.keep, ResultRows(job.config.stage_names).kinds, every=job.keep_all)
+    own = [*ResultRows(job.config.stage_names).kinds, *FURTHER]
+    kept = choose_kept(listing, job.keep, own, every=job.keep_all)
     output = open_place(job.output)
     plans = Plans.open(output, job.config, resume=job.resume, shards=job.shards, kept=kept)
     planner = Planner(plans, listing.inputs(), job.part_images)
@@ -109,7 +110,7 @@ def run(
     result.finished_before, result.duplicates = planner.finished, planner.duplicates
     output.clean()
     if unread := listing.unread:
-        result.unread = f"Not every file was found: {count_unread(unread)}: {'; '.join(unread.lines(3))}"
+        result.unread = f"Not every file was found: {unread.summary()}: {'; '.join(unread.lines(3))}"
     return result
 
 

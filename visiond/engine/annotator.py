@@ -29,14 +29,16 @@ from anyio import from_thread
 from daemon.config.loading import Config, load
 from daemon.config.state import KERNELS
 from daemon.core.errors import VisiondError, leaves
-from daemon.layout.layout import Layout, judge_of
+from daemon.layout.layout import Layout
 from daemon.layout.slabs import open_slab
-from daemon.ledger.record import Record
+from daemon.ledger.record import Model, Record
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline.station import Station
+from daemon.results.judge import Judge
 from daemon.system.children import END_SECONDS, Parent
 from daemon.system.log import set_up
-from daemon.workers.kernels import compile_for_workers
+from daemon.workers.kernels import compile_for_workers, wants_of
+from daemon.workers.opening import open_lanes
 from visiond.engine.calls import Calls, Image, Known
 from visiond.engine.rows import ResultRows
 
@@ -156,17 +158,17 @@ class Annotator:
         config = self.config
         layout = Layout.of(config, sharers=self._sharers)
         slab = open_slab(config, layout.gpus)
-        calls = Calls(layout.models(), slab.size)
+        calls = Calls([*map(Model.of, layout.specs.values())], slab.size)
         self.layout = layout
         if self._only:
             layout = layout.only(self._only)
         metrics = Metrics()
-        judge = judge_of(config, calls.roots)
-        lanes = layout.open_lanes(slab, metrics)
+        judge = Judge.of(config, calls.roots)
+        lanes = open_lanes(layout, slab, metrics)
         station = Station(slab, lanes, judge, {}, metrics, publish=calls.publish, read=calls.read)
         try:
             async with from_thread.BlockingPortal() as self._portal, anyio.create_task_group() as tasks:
-                await tasks.start(compile_for_workers, config.state.path / KERNELS, layout.wanted_kernels())
+                await tasks.start(compile_for_workers, config.state.path / KERNELS, wants_of([layout]))
                 await tasks.start(station.staff)
                 tasks.start_soon(station.run, calls)
                 if all(

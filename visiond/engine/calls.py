@@ -22,11 +22,11 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from daemon.core.jobs import GONE, Committed, Content, Ending, Extent, Failure, Job, JobStatus, Read, Version
+from daemon.core.slab import Slab
 from daemon.ledger.record import Model, Record
 from daemon.pipeline.station import Published
 from daemon.results.destinations import Destination, Publication
 from daemon.system.clock import steady_seconds
-from daemon.workers.slab import Slab
 from stages.contract.base import Reason
 
 FEED = 64  # jobs handed out together

@@ -218,7 +218,7 @@ def train_own(
         job, data = read_job(options.work / JOB)
         job = msgspec.structs.replace(job, resume=True)
     else:
-        check_base(task, options.base, config)
+        check_base(task, options.base, config.models.folder)
         data = find_data(task, options, config)
         job = make_job(task, options, config, data, len(places))
     _say(f"{quantity(len(data.learnt), 'image')} to learn from, {len(data.held_out):,} held out.")
@@ -292,7 +292,7 @@ def make_job(task: Task, options: Options, config: Config, data: Data, processes
     """Raises ModelsUnusable."""
     from visiond.training.job import DEFAULTS, TrainingJob, find_base
 
-    folder, name = find_base(task, options.base, config)
+    folder, name = find_base(task, options.base, config.models.folder)
     default = DEFAULTS[task]
     changes: dict[str, Any] = {"epochs": options.epochs, "learning_rate": options.learning_rate}
     settings = msgspec.structs.replace(

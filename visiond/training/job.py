@@ -7,10 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from daemon.config.loading import Config
 from daemon.core.errors import WrongArgument
 from daemon.core.labels import Kind
-from daemon.layout.layout import pack_errors
+from daemon.layout.models import pack_errors
 from stages.contract.manifest import Manifest
 from stages.contract.recognition import name_model
 from stages.weights import names
@@ -53,7 +52,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     resume: bool = False
 
 
-def check_base(task: Task, name: str, config: Config) -> None:
+def check_base(task: Task, name: str, models_folder: Path) -> None:
     """Called before the labels are read and a model is pulled, which would be in vain. Writes nothing. Raises ModelsUnusable,
     WrongArgument."""
     if not name:
@@ -67,7 +66,7 @@ def check_base(task: Task, name: str, config: Config) -> None:
     else:
         with pack_errors():
             pack, entry = find_entry(
-                open_pack(name, config.models.folder, record=False, stage=stage, base=Path.cwd()), stage
+                open_pack(name, models_folder, record=False, stage=stage, base=Path.cwd()), stage
             )
             backend, kind = entry.backend, ""
             if backend in TRAINED:
@@ -79,11 +78,10 @@ def check_base(task: Task, name: str, config: Config) -> None:
         raise WrongArgument(f"{name} cannot be trained: {why}. docs/training.md lists what can be.")
 
 
-def find_base(task: Task, name: str, config: Config) -> tuple[str, str]:
+def find_base(task: Task, name: str, models_folder: Path) -> tuple[str, str]:
     """The folder of a model, and what people call it. Raises ModelsUnusable."""
     with pack_errors():
-        folder = config.models.folder
-        nothing = Pack(folder, Manifest(name="none"), folder, folder, base=Path.cwd())
+        nothing = Pack(models_folder, Manifest(name="none"), models_folder, models_folder, base=Path.cwd())
         spec = resolve(nothing, STAGES[task], {"model": name})
     return spec.files["model"], spec.provenance.title or name
 

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from daemon.core.labels import Kind
 from daemon.labels.metrics import Measure, measure_tags
-from stages.clip.descriptor import LABELS, MODELS, ClipOptions
+from stages.clip.descriptor import MODELS, ClipOptions
 from stages.clip.embeddings import TextTower, is_sigmoid
 from stages.clip.stage import SIGMOID_TEMPLATE, TEMPLATE, ClipStage
 from stages.contract.base import Image, StageSpec
 from stages.contract.binning import likely_tags
+from stages.contract.manifest import LABELS
 from stages.images.devices import pixels_of
 from visiond.training.data import LabelledImage
 from visiond.training.learning import Learner, TrainingImages, load_to_train

@@ -17,16 +17,17 @@ from starlette.routing import BaseRoute, Route
 from daemon.config.loading import Config
 from daemon.core.errors import SearchUnusable, VisiondError
 from daemon.core.jobs import JobStatus
-from daemon.monitoring.notices import list_notices, notices_of
+from daemon.core.notices import list_notices
+from daemon.ledger.record import notices_of
 from daemon.search.duplicates import read_group_of
 from daemon.search.query import UNPUBLISHED, Query, QueryError
 from daemon.search.searcher import UNCUT, Found, Searcher
+from daemon.server import control
 from daemon.server.asked import SHOWN, Asked, find_images
 from daemon.server.page.pictures import DECODERS, NoPicture, Original, Pictures, draw_reason, read_making
 from daemon.server.page.rendering import Renderer
 from daemon.server.page.ticked import MOST
 from daemon.server.page.views import View, describe_one, is_copy, suggest, view_of, visible
-from daemon.terminal import control
 
 if TYPE_CHECKING:
     from daemon.ledger.record import Record
@@ -131,7 +132,7 @@ class Images:
             "group": await run_sync(self._count_group, record.id),
             "before": newer and self._address(f"/images/{newer}", **asked.values()),
             "after": older and self._address(f"/images/{older}", **asked.values()),
-            "notices": list_notices(notices_of([record])),
+            "notices": list_notices(record.notices()),
         }
         return self._show(request, "image.html", values)
 

@@ -8,13 +8,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from daemon.config.loading import Config
-from daemon.monitoring.notices import list_notices
+from daemon.core.notices import list_notices
 from daemon.monitoring.overview import LastHour, Overview
 from daemon.search.query import Query
 from daemon.search.searcher import NEWEST, Searcher
+from daemon.server import control
 from daemon.server.asked import SHOWN, number_in
 from daemon.server.page.rendering import Renderer
-from daemon.terminal import control
 
 
 class StatePage:

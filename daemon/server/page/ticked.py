@@ -26,10 +26,10 @@ from daemon.exports.columns import ExportColumns
 from daemon.exports.export import write_csv, write_jsonl
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
+from daemon.server import control
 from daemon.server.app import read_form
 from daemon.server.asked import Asked, number_in, refuse_others
 from daemon.server.page.pictures import PART, NoPicture, read_source
-from daemon.terminal import control
 
 log = structlog.get_logger()
 

@@ -13,15 +13,12 @@ from typing import Any
 import msgspec
 
 from daemon.core.jobs import JobStatus
-from daemon.core.sidecar import timestamp
-from daemon.ledger.record import BUILT_IN_KEYS as KEYS
+from daemon.core.sidecar import KEYS, timestamp
 from daemon.ledger.record import Record
 from daemon.search.entries import FIELDS
 from daemon.search.marking import Part, excerpt, split_at_words
 from daemon.search.query import Term
 from daemon.search.searcher import By, Hit
-from stages.blip.descriptor import BLIP
-from stages.classifier.descriptor import CLASSIFIER
 from stages.contract.binning import describe, likely_tags, text_of
 from stages.registry.registry import list_variants
 
@@ -243,14 +240,14 @@ def list_scores(result: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 def list_classes(document: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, float]]]]:
     """Of each classifier its name, and its labels with the highest scores."""
-    stages = list_variants(CLASSIFIER.name, document.get("models", {}))
+    stages = list_variants("classifier", document.get("models", {}))
     return [(name, list_scores(document[name])) for name in stages]
 
 
 def list_captions(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The name and the caption of each further captioner."""
-    stages = list_variants(BLIP.name, document.get("models", {}))
-    return [(name, document[name]["text"]) for name in stages if name != BLIP.name]
+    stages = list_variants("blip", document.get("models", {}))
+    return [(name, document[name]["text"]) for name in stages if name != "blip"]
 
 
 def describe_one(record: Record) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import transformers
 
 from daemon.config.loading import load
 from daemon.core.errors import ModelsUnusable
-from daemon.layout.layout import resolve_models
+from daemon.layout.models import resolve_models
 from daemon.models.offered import describe_set, find_sizes
 from stages.contract.manifest import HubUnreachable
 from stages.weights import catalog

@@ -17,7 +17,7 @@ from daemon.cli import setup
 from daemon.config.loading import load, parse
 from daemon.config.models import table_of
 from daemon.core import hints
-from daemon.monitoring.notices import list_notices
+from daemon.core.notices import list_notices
 from stages.weights.catalog import CATALOG
 from stages.weights.packs import list_packs
 from stages.weights.sets import SETS, choose_models, is_permissive, license_of

@@ -18,11 +18,11 @@ import pytest
 
 from daemon.core.errors import MissingLibrary
 from daemon.core.hints import quantity
+from daemon.layout.placement import choose_batches
+from daemon.layout.profile import Profile, read_profile
+from daemon.layout.recorded import read_gpus
 from daemon.measure.explain import describe_duration
 from daemon.measure.steady import measure_rate
-from daemon.placement.placement import choose_batches
-from daemon.placement.profile import Profile, read_profile
-from daemon.placement.recorded import read_gpus
 from daemon.terminal.options import check_trackers
 from tests.daemon_process import Daemon, Place, wait_for
 from tests.forked import TOKEN

@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from daemon.core.jobs import GONE, Extent, Failure, Job, Read, Version
+from daemon.core.slab import Slab
 from daemon.inbox.disk import FolderOrigin
-from daemon.workers.slab import Slab
 from stages.contract.base import Reason
 from tests.makers import make_job
 

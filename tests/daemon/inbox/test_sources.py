@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 
+from daemon.core.files import temporary_name
 from daemon.core.jobs import JobStatus, Placed, Version
 from daemon.inbox import sources
-from daemon.inbox.sources import _is_copy, temporary_name
+from daemon.inbox.sources import _is_copy
 from daemon.ledger.record import Record
 from daemon.results.destinations import Held
 from daemon.system.beneath import rename_to_free
@@ -459,7 +460,7 @@ def test_a_crash_while_a_source_is_deleted_leaves_no_temporary_file_in_the_inbox
 @pytest.mark.parametrize("source", ["vanished", "newer"])
 def test_another_file_with_the_temporary_name_stays(tmp_path: Path, source: str) -> None:
     record = drop(tmp_path)
-    aside = Path(os.fsdecode(sources.temporary_name(record.location)))
+    aside = Path(os.fsdecode(temporary_name(record.location)))
     aside.write_bytes(b"another image")
     location = Path(os.fsdecode(record.location))
     location.unlink() if source == "vanished" else location.write_bytes(b"a newer image")
@@ -504,7 +505,7 @@ def test_a_bin_that_a_power_failure_took_is_filled_again_from_where_the_source_l
 
 def test_a_deletion_overwrites_no_file_that_has_its_temporary_name(tmp_path: Path) -> None:
     record = drop(tmp_path)
-    other = Path(os.fsdecode(sources.temporary_name(record.location)))
+    other = Path(os.fsdecode(temporary_name(record.location)))
     other.write_bytes(b"somebody else's")
     sources.delete(record)
     assert not os.path.lexists(record.location)

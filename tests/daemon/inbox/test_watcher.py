@@ -28,6 +28,7 @@ from daemon.core.errors import LedgerUnusable
 from daemon.core.jobs import Admitted, File, JobStatus, Placed
 from daemon.inbox import settle
 from daemon.inbox import watcher as watching
+from daemon.inbox.absence import find_absence
 from daemon.inbox.disk import FolderOrigin
 from daemon.inbox.folder import Folder, open_folder
 from daemon.inbox.settle import Patience, Settling
@@ -323,7 +324,7 @@ async def test_a_file_that_a_scan_finds_while_its_event_is_handled_does_not_coun
     first: str, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever of the two admits it first. The other one has been asking for it since before."""
-    read, ask = Watcher._read_versions, Folder.find_unknown
+    read, ask = Folder.read_versions, Folder.find_unknown
     scan_goes_on, event_goes_on = threading.Event(), threading.Event()
 
     def read_late(*arguments: Any) -> list[File]:
@@ -339,7 +340,7 @@ async def test_a_file_that_a_scan_finds_while_its_event_is_handled_does_not_coun
         return unknown, names
 
     async with watch(rescan_seconds=0.1, settle_seconds=0) as found:
-        monkeypatch.setattr(Watcher, "_read_versions", read_late)
+        monkeypatch.setattr(Folder, "read_versions", read_late)
         monkeypatch.setattr(Folder, "find_unknown", ask_slowly)
         found.write("a.jpg")
         await found.until(["a.jpg"])
@@ -371,12 +372,14 @@ async def test_more_hints_than_there_is_room_for_lose_no_file(
         await found.until(names)
 
 
-@pytest.mark.parametrize("reads", ["_walk", "_read_versions"], ids=["by a scan", "by an event"])
+@pytest.mark.parametrize(
+    ("owner", "reads"), [(Watcher, "_walk"), (Folder, "read_versions")], ids=["by a scan", "by an event"]
+)
 async def test_a_file_that_has_grown_since_its_status_was_read_has_not_settled(
-    watch: Watch, inbox: Path, monkeypatch: pytest.MonkeyPatch, reads: str
+    watch: Watch, inbox: Path, monkeypatch: pytest.MonkeyPatch, owner: type, reads: str
 ) -> None:
     """However long it took until the status was used: the disk may be slow, and so may the ledger."""
-    file, read, left = inbox / "a.jpg", getattr(Watcher, reads), [b"data", b"more data"]
+    file, read, left = inbox / "a.jpg", getattr(owner, reads), [b"data", b"more data"]
 
     def read_slowly(*arguments: Any) -> Iterator[Any]:
         is_first = bool(left) and (reads == "_walk" or b"a.jpg" in arguments[-1])
@@ -390,9 +393,9 @@ async def test_a_file_that_has_grown_since_its_status_was_read_has_not_settled(
         yield from found
 
     slow = read_slowly if reads == "_walk" else lambda *arguments: [*read_slowly(*arguments)]
-    monkeypatch.setattr(Watcher, reads, slow)
+    monkeypatch.setattr(owner, reads, slow)
     async with watch(settle_seconds=SETTLE_SECONDS) as found:
-        if reads == "_read_versions":
+        if reads == "read_versions":
             file.touch()
         await found.until(["a.jpg"])
         await until(lambda: found.metrics.value("visiond_scan_duration_seconds_count") >= 1)
@@ -650,14 +653,14 @@ def test_an_outage_of_an_inbox_is_in_the_log_once_and_so_is_its_end(inbox: Path)
 def test_an_inbox_stays_away_while_the_ledger_cannot_be_asked_what_is_in_it(inbox: Path) -> None:
     folder = open_folder(1, Inbox(path=inbox))
     reader: Any = SimpleNamespace(files_of=lambda _: [])
-    assert folder.find_absence(reader) is None
+    assert find_absence(folder, reader) is None
     inbox.rename(inbox.with_name("elsewhere"))
 
     def refuse(_: int) -> list[Expected]:
         raise LedgerUnusable("the disk does not answer")
 
     reader.files_of = refuse
-    assert "is gone" in str(folder.find_absence(reader))
+    assert "is gone" in str(find_absence(folder, reader))
 
 
 async def test_an_inbox_that_vanishes_and_returns_is_watched_again(watch: Watch, outside: Path) -> None:
@@ -749,11 +752,11 @@ async def test_a_file_that_the_daemon_is_deleting_is_no_other_version(
     watch: Watch, inbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To delete a file, the daemon renames it. For a moment, its change time is then new and its name still there."""
-    file, looks, read = inbox / "first", 0, Watcher._read_versions
+    file, looks, read = inbox / "first", 0, Folder.read_versions
 
-    def delete_after(watcher: Watcher, folder: Folder, paths: Collection[bytes]) -> list[File]:
+    def delete_after(folder: Folder, paths: Collection[bytes]) -> list[File]:
         nonlocal looks
-        found = read(watcher, folder, paths)
+        found = read(folder, paths)
         if b"first" in paths:
             looks += 1
             file.unlink(missing_ok=True)
@@ -761,7 +764,7 @@ async def test_a_file_that_the_daemon_is_deleting_is_no_other_version(
 
     monkeypatch.setattr(settle, "TOUCHED_SECONDS", 0.1)
     async with watch(settle_seconds=0) as found:
-        monkeypatch.setattr(Watcher, "_read_versions", delete_after)
+        monkeypatch.setattr(Folder, "read_versions", delete_after)
         before = file.stat().st_ctime_ns
         while file.stat().st_ctime_ns == before:  # the file system's clock has steps
             file.rename(tmp_path / "aside").rename(file)

@@ -9,7 +9,8 @@ import pytest
 
 from daemon.config.loading import parse
 from daemon.core.errors import ConfigError
-from daemon.layout.layout import Layout, resolve_models, weights_of
+from daemon.layout.layout import Layout
+from daemon.layout.models import resolve_models, weights_of
 from daemon.layout.second_looks import resolve_looks
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host

@@ -15,8 +15,9 @@ import pytest
 from daemon.core.errors import LedgerDamaged, LedgerUnusable
 from daemon.core.jobs import JobStatus, Outdated, Placed
 from daemon.core.messages import Output
+from daemon.core.sidecar import KEYS
 from daemon.ledger.ledger import Ledger
-from daemon.ledger.record import BUILT_IN_KEYS, Model, Record
+from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
 from stages.registry import registry
 from stages.registry.registry import ORDER
@@ -93,7 +94,7 @@ def test_a_sidecar_contains_the_record() -> None:
     assert document["timings"] == dict.fromkeys(registry.ORDER, 0.25)
     assert document["models"] == {"ocr": "ocr-1", "yolo": "yolo-1", "clip": "clip-1", "blip": "blip-1"}
     for stage in registry.ORDER:
-        assert registry.decode(stage, msgspec.json.encode(document[registry.KEYS[stage]])) == registry.decode(
+        assert registry.decode(stage, msgspec.json.encode(document[KEYS[stage]])) == registry.decode(
             stage, make_outputs()[stage].payload
         )
 
@@ -129,7 +130,7 @@ async def test_a_sidecar_stays_the_same_when_plug_ins_are_uninstalled(
         sidecar = record.sidecar
     assert [key for key in msgspec.json.decode(sidecar) if key in plug_ins] == list(plug_ins)
     for installed in ((), ("bee",), ("ape", "zebra")):
-        monkeypatch.setattr(registry, "ORDER", (*BUILT_IN_KEYS, *installed))
+        monkeypatch.setattr(registry, "ORDER", (*KEYS, *installed))
         with contextlib.closing(Reader(tmp_path / "ledger.sqlite")) as reader:
             assert [record.sidecar for record in reader.find("1")] == [sidecar]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from daemon.config.loading import parse
-from daemon.layout.layout import resolve_models
+from daemon.layout.models import resolve_models
 from tests.daemon_process import STAGES, Place, picture
 
 # frozen; one for each version with a ledger of another form

@@ -9,8 +9,8 @@ import pytest
 
 from daemon.config.loading import parse
 from daemon.core.errors import ConfigError, NotWritable
+from daemon.layout.profile import TunedSettings
 from daemon.measure.edit import keys_of, replace_file, set_keys, show_difference
-from daemon.placement.profile import TunedSettings
 from tests.test_house import ROOT
 
 SETTINGS = TunedSettings("replicated", 5, {"ocr": 128, "yolo": 128, "clip": 128, "blip": 64})

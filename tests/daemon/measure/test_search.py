@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
+from daemon.layout.profile import SAFETY, Trial, TunedSettings, choose_best
 from daemon.measure.search import MOST_TRIALS, Space, judge, next_settings
-from daemon.placement.profile import SAFETY, Trial, TunedSettings, choose_best
 
 GIB = 1 << 30
 STAGES = ("ocr", "yolo", "clip", "blip")

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from daemon.config.loading import load
+from daemon.layout.profile import Trial, TunedSettings
 from daemon.measure import meter
 from daemon.measure.steady import measure_rate
 from daemon.measure.trial import Bench, count_images
-from daemon.placement.profile import Trial, TunedSettings
 from daemon.system.gpus import Gpu
 from tests.daemon_process import Place, picture
 from tests.forked import TOKEN

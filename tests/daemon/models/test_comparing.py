@@ -35,9 +35,9 @@ from daemon.models.changes import AnswerChange, estimate_share, measure_change
 from daemon.models.comparing import ModelComparison, Pair
 from daemon.models.sampling import SampleRun, count_joules, run_stage
 from daemon.models.verdict import Prices, describe, say_what_next
+from daemon.server import control
 from daemon.server.answers import ANSWERS_BYTES
 from daemon.system.gpus import Gpu, Sensors
-from daemon.terminal import control
 from daemon.workers import pool
 from tests.daemon_process import PATIENCE, Daemon, Place, picture, wait_for
 from tests.forked import TOKEN, Forked

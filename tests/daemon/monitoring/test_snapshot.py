@@ -5,8 +5,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from daemon.core.jobs import Outdated
+from daemon.layout.announcing import warn_of_outdated
 from daemon.monitoring.snapshot import GpuState, LookState, Snapshot, WorkerState
-from daemon.pipeline.announcing import warn_of_outdated
 from daemon.terminal.progress import Progress
 
 STAGES = ["ocr", "yolo", "clip", "blip"]

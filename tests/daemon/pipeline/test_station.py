@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from daemon.core.messages import Outcome, Output, Reply
+from daemon.core.slab import Slab
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline.station import Station
 from daemon.results.judge import Judge
-from daemon.workers.slab import Slab
 from stages.contract.binning import Thresholds
 from stages.registry import registry
 from tests.makers import make_attempt, make_job

@@ -12,15 +12,14 @@ from typing import Any, cast
 
 import pytest
 
-from daemon.cli import check
+from daemon.cli.check_folders import examine_unpacking
 from daemon.config.loading import parse
 from daemon.core.errors import MissingLibrary
 from daemon.core.jobs import Failure
-from daemon.pipeline.unpacker import Unpacker, open_unpacker
-from daemon.results.judge import Judge
+from daemon.pipeline.containers import Containers
+from daemon.pipeline.unpacker import open_unpacker
 from daemon.unpacking.folder import NoRoom
 from stages.contract.base import Reason
-from stages.contract.binning import Thresholds
 from tests.daemon.unpacking.containers import make_pages, make_tar, make_video, make_zip
 from tests.daemon_process import Daemon, Place, picture, wait_for
 from tests.makers import make_job
@@ -93,9 +92,9 @@ def test_no_file_can_end_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def meet_a_bug(*_: object) -> None:
         raise RecursionError("maximum recursion depth exceeded")
 
-    monkeypatch.setattr(Unpacker, "_take_apart", meet_a_bug)
-    unpacker = Unpacker(parse({}, tmp_path), {}, {}, Judge(Thresholds()))
-    failure = unpacker._try(make_job(path=b"a.zip"), "zip")
+    monkeypatch.setattr(Containers, "_take_apart", meet_a_bug)
+    containers = Containers(parse({}, tmp_path), {}, {})
+    failure = containers.unpack(make_job(path=b"a.zip"), "zip")
     assert isinstance(failure, Failure)
     assert (failure.reason, failure.transient) == (Reason.CONTAINER, True)
     assert failure.detail == "unpacking failed: RecursionError: maximum recursion depth exceeded"
@@ -181,7 +180,7 @@ def test_without_its_library_the_daemon_does_not_start_and_check_says_why(
 ) -> None:
     monkeypatch.setattr("daemon.unpacking.kinds.find_spec", lambda name: None)
     config = parse({"inbox": [{"unpack": ["zip", "pdf"]}]}, tmp_path)
-    [finding] = check._unpacking(config)
+    [finding] = examine_unpacking(config)
     assert finding.grade == "error"
     assert "pip install 'visiond[documents]'" in finding.text
     with pytest.raises(MissingLibrary, match="pypdfium2"):
@@ -210,10 +209,10 @@ def test_on_a_full_disk_archives_wait_unless_the_run_is_to_end(
     def meet_a_full_disk(*_: object) -> None:
         raise NoRoom(is_new=False)
 
-    monkeypatch.setattr(Unpacker, "_take_apart", meet_a_full_disk)
+    monkeypatch.setattr(Containers, "_take_apart", meet_a_full_disk)
     for once in (False, True):
-        unpacker = Unpacker(parse({}, tmp_path), {}, {}, cast(Any, None), once=once)
-        failure = unpacker._try(make_job(path=b"a.zip"), "zip")
+        containers = Containers(parse({}, tmp_path), {}, {}, once=once)
+        failure = containers.unpack(make_job(path=b"a.zip"), "zip")
         assert isinstance(failure, Failure)
         assert failure.away is not once
 
@@ -225,9 +224,9 @@ def test_an_error_that_may_pass_is_no_verdict_on_an_archive(
     def meet_it(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(Unpacker, "_take_apart", meet_it)
-    unpacker = Unpacker(parse({}, tmp_path), {}, {}, cast(Any, None))
-    failure = unpacker._try(make_job(path=b"a.zip"), "zip")
+    monkeypatch.setattr(Containers, "_take_apart", meet_it)
+    containers = Containers(parse({}, tmp_path), {}, {})
+    failure = containers.unpack(make_job(path=b"a.zip"), "zip")
     assert isinstance(failure, Failure)
     assert failure.transient
 

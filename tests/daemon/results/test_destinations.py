@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from daemon.config.loading import parse
+from daemon.core.files import temporary_name
 from daemon.core.jobs import JobStatus, Placed, Version
 from daemon.core.sidecar import sidecar_paths
 from daemon.inbox import sources
-from daemon.inbox.sources import temporary_name
 from daemon.results.destinations import (
     Destination,
     Held,

@@ -229,7 +229,7 @@ async def test_the_name_of_a_new_jsonl_output_is_flushed_again_if_that_failed(
         if len(flushed) == 1:
             raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("daemon.results.sinks.sync_folder", fail_once)
+    monkeypatch.setattr("daemon.results.sinks.sync", fail_once)
     with pytest.raises(OSError, match="Input/output"):
         await JsonlSink(file).append([record])
     await JsonlSink(file).append([record])

@@ -15,10 +15,10 @@ import pytest
 
 from daemon.config.ignored import Ignored
 from daemon.core.jobs import GONE, Extent, JobStatus, Read, Version
+from daemon.core.slab import Slab
 from daemon.inbox.bucket import BucketOrigin, is_version, version_of
 from daemon.inbox.walk import Unread, Walk
 from daemon.server.page.pictures import NoPicture, read_source
-from daemon.workers.slab import Slab
 from tests.daemon.stores.server import (
     BROKEN,
     BUCKET,

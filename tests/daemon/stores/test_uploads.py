@@ -22,8 +22,8 @@ from daemon.core.stores import StoreFailed
 from daemon.inbox.origin import origin_of
 from daemon.inbox.walk import Unread, Walk
 from daemon.results.uploads import LONGEST_KEY, StoreSink, fit_key
+from daemon.server.control import find_cause
 from daemon.system.mounts import FolderAway
-from daemon.terminal.control import find_cause
 from tests.daemon.stores.server import (
     BROKEN,
     BUCKET,

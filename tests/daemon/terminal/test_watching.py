@@ -22,7 +22,7 @@ from daemon.config.state import CONTROL
 from daemon.core.errors import NotAnswering, NotRunning
 from daemon.monitoring.limits import Limit
 from daemon.monitoring.snapshot import GpuState, SegmentState, Snapshot, StageState, WorkerState
-from daemon.terminal.control import ask_status
+from daemon.server.control import ask_status
 from daemon.terminal.watching import Observation, StatusPoller, line, picture
 from tests.daemon_process import PATIENCE, Daemon, Place, wait_for
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from daemon.config.ignored import Ignored
+from daemon.core.files import sync_file_system
 from daemon.core.jobs import Version
-from daemon.ledger.files import sync_file_system
 from daemon.unpacking import folder
 from daemon.unpacking.folder import Contents, Mark, Most, NoRoom, TooMuch, choose_target, mark_of
 from daemon.unpacking.paths import MARK, plain_path, remove

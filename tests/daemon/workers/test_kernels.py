@@ -23,7 +23,7 @@ import pytest
 from daemon.cli.tuning import pretend_gpus
 from daemon.config.loading import parse
 from daemon.config.state import KERNELS
-from daemon.placement.placement import Segment
+from daemon.layout.placement import Segment
 from daemon.service.lifecycle import Service
 from daemon.workers import compiler, kernels
 from daemon.workers.compiler import CompileProgress, CompileRequest, Want, compile_all
@@ -341,7 +341,8 @@ async def test_the_daemon_compiles_before_it_starts_workers_and_while_they_load(
 ) -> None:
     pretend(monkeypatch, SLEEPING)
     service, station = Service(parse({}, tmp_path)), Station(tmp_path / "state" / KERNELS)
-    layout: Any = SimpleNamespace(wanted_kernels=lambda: WANTS)
+    placement = SimpleNamespace(segments=[Segment(("ocr",), ("cuda:0",))])
+    layout: Any = SimpleNamespace(placement=placement, specs=SPECS, gpus=pretend_gpus("9.0"))
     pipeline: Any = SimpleNamespace(looks=[], stations=[station], states=lambda: [])
     service._layouts = [layout]
     async with anyio.create_task_group() as tasks:

@@ -24,6 +24,7 @@ from daemon.config.loading import parse
 from daemon.config.pipeline import PipelineSection
 from daemon.core.errors import WorkerLost
 from daemon.core.messages import Item, Setup
+from daemon.core.slab import Slab
 from daemon.layout import layout
 from daemon.layout.layout import Layout
 from daemon.monitoring.metrics import Metrics
@@ -31,9 +32,9 @@ from daemon.service.lifecycle import Service, run_service
 from daemon.system.gpus import Gpu
 from daemon.workers import mps
 from daemon.workers.mps import PIPES, MpsServer, is_installed
+from daemon.workers.opening import open_lanes
 from daemon.workers.pool import Pool
 from daemon.workers.seat import Seat
-from daemon.workers.slab import Slab
 from daemon.workers.worker import Worker
 from stages.contract.base import Limits
 from tests.daemon.workers.test_room import Card, count_published, running, states_of, workers_of
@@ -176,7 +177,7 @@ def test_only_several_workers_of_a_gpu_share_it_and_only_where_that_is_wanted(
     monkeypatch.setattr(layout, "list_gpus", lambda: GPUS)
     made = Layout.of(parse(Place(tmp_path, {"pipeline": pipeline}).settings, tmp_path))
     with contextlib.closing(Slab(1 << 20)) as slab:
-        [lane] = made.open_lanes(slab, Metrics())
+        [lane] = open_lanes(made, slab, Metrics())
     assert [seat.device for seat in lane.pool.seats if seat.server] == servers * 2
 
 

@@ -16,11 +16,11 @@ import pytest
 from daemon.config.pipeline import PipelineSection
 from daemon.core.errors import WorkerLost
 from daemon.core.messages import Farewell, Item, Looked, Ready, Reply, Setup, frame
+from daemon.core.slab import Slab
 from daemon.monitoring.metrics import Metrics
 from daemon.workers import pool
 from daemon.workers.pool import Pool
 from daemon.workers.seat import QUICK_DEATHS, Seat
-from daemon.workers.slab import Slab
 from stages.contract.base import Limits
 from tests.daemon_process import PATIENCE, until
 

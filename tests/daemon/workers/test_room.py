@@ -26,19 +26,20 @@ from daemon.config.pipeline import PipelineSection
 from daemon.core import hints
 from daemon.core.errors import NoWorkersLeft
 from daemon.core.messages import Beat, Setup
+from daemon.core.slab import Slab
 from daemon.layout import layout
+from daemon.layout.placement import CONTEXT_BYTES
 from daemon.monitoring import machine
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import WorkerState
 from daemon.pipeline.station import Station
-from daemon.placement.placement import CONTEXT_BYTES
 from daemon.service.lifecycle import Service, run_service
 from daemon.system import gpus
 from daemon.system.gpus import Gpu
-from daemon.workers import lane, pool, seat
+from daemon.workers import lane, opening, pool, seat
+from daemon.workers.opening import open_lanes
 from daemon.workers.pool import Pool
 from daemon.workers.seat import QUICK_DEATHS, Room, Seat, need_for
-from daemon.workers.slab import Slab
 from stages.contract.base import Limits
 from stages.registry.fake import FAKE_CONTEXT, count_used
 from tests.daemon_process import Place, counts_of, picture, until
@@ -76,7 +77,8 @@ def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Card:
     folder = tmp_path / "memory"
     folder.mkdir()
     made = Card(folder)
-    monkeypatch.setattr(layout, "list_gpus", made.list)
+    for looking in (layout, opening):
+        monkeypatch.setattr(looking, "list_gpus", made.list)
     for module, changes in (
         (pool, {"FRESH_SECONDS": 0.05, "REST_SECONDS": 0.1, "LONGEST_REST_SECONDS": 0.2}),
         (seat, {"FIRST_PAUSE_SECONDS": 0.1, "LONGEST_PAUSE_SECONDS": 0.2}),
@@ -271,8 +273,8 @@ async def test_a_station_knows_what_its_own_workers_have_and_counts_nothing_wher
     settings["pipeline"] |= {"devices": [], "segment": split_stages("cuda:0")}
     made = layout.Layout.of(parse(settings, tmp_path))
     with contextlib.closing(Slab(1 << 20)) as slab:
-        whole = made.open_lanes(slab, Metrics())
-        part = made.open_lanes(slab, Metrics(), [[0], [0]])
+        whole = open_lanes(made, slab, Metrics())
+        part = open_lanes(made, slab, Metrics(), [[0], [0]])
     for lanes, counted in ((whole, 4), (part, 2)):
         seats = [seat for lane in lanes for seat in lane.pool.seats]
         [gpu] = {id(seat.room): seat.room for seat in seats}.values()

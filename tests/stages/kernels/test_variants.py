@@ -16,7 +16,7 @@ import pytest
 import stages
 from daemon.cli.tuning import pretend_gpus
 from daemon.config.loading import parse
-from daemon.layout.layout import resolve_models
+from daemon.layout.models import resolve_models
 from stages.contract.base import StageSpec
 from stages.weights.packs import open_pack, resolve
 from tests.stages import captioners

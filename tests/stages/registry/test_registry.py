@@ -25,7 +25,14 @@ def test_every_backend_named_is_there() -> None:
 
 def test_stages_run_in_the_order_of_the_pipeline() -> None:
     assert registry.ORDER == ("ocr", "yolo", "clip", "blip")
-    assert list(registry.KEYS.values()) == ["ocr", "objects", "clip", "caption", "classifier", "hash"]
+    assert [stage.key for stage in registry.STAGES.values()] == [
+        "ocr",
+        "objects",
+        "clip",
+        "caption",
+        "classifier",
+        "hash",
+    ]
     assert registry.sort_stages(["gone", "blip", "also gone", "ocr"]) == ["ocr", "blip", "also gone", "gone"]
     assert registry.sort_stages(
         ["hash", "classifier_b", "blip_b", "blip", "classifier_a", "classifier", "blip_a"]

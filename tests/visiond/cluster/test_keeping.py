@@ -20,6 +20,7 @@ import pytest
 
 from daemon.config.loading import load, parse
 from daemon.core.errors import WrongArgument
+from daemon.exports.parquet import FURTHER
 from stages.registry.registry import ORDER
 from tests.daemon.unpacking.containers import make_zip
 from tests.daemon_process import Place, picture
@@ -33,7 +34,7 @@ from visiond.cluster.reading.keeping import Kept, choose_kept
 from visiond.engine.rows import ResultRows
 
 PARTS = "part-*.parquet"
-COLUMNS = ResultRows(ORDER).kinds
+COLUMNS = [*ResultRows(ORDER).kinds, *FURTHER]
 
 
 class Run:

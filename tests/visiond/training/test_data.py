@@ -160,10 +160,10 @@ def test_a_base_that_cannot_be_trained_is_refused_before_it_is_pulled_and_nothin
     config, blip = load(Place(tmp_path / "place").config), tmp_path / "blip"
     make_blip(blip)
     with pytest.raises(WrongArgument, match="yolov8n cannot be trained: it is of the backend ultralytics"):
-        check_base("detector", "yolov8n", config)
+        check_base("detector", "yolov8n", config.models.folder)
     with pytest.raises(ModelsUnusable, match="blip has no weights for yolo"):
-        check_base("detector", str(blip), config)
-    check_base("captions", str(blip), config)
+        check_base("detector", str(blip), config.models.folder)
+    check_base("captions", str(blip), config.models.folder)
     assert not config.models.folder.exists()
 
 
@@ -211,4 +211,4 @@ def test_a_line_of_the_log_says_how_long_the_rest_takes() -> None:
 
 def test_a_training_without_a_base_says_where_the_names_are(tmp_path: Path) -> None:
     with pytest.raises(WrongArgument, match="`visiond models list --stage clip` shows"):
-        check_base("tags", "", load(Place(tmp_path / "place").config))
+        check_base("tags", "", load(Place(tmp_path / "place").config).models.folder)

@@ -239,11 +239,11 @@ def test_a_killed_training_that_is_resumed_ends_with_the_same_weights(
 
 def test_a_detector_whose_images_keep_their_shape_is_refused_as_base(base: Make, tmp_path: Path) -> None:
     config = parse({"inbox": [{"path": "in"}]}, tmp_path)
-    check_base("detector", str(base("lw_detr")), config)
+    check_base("detector", str(base("lw_detr")), config.models.folder)
     with pytest.raises(
         WrongArgument, match=r'cannot be trained: .* model_type, "yolos", take images of any shape\.'
     ):
-        check_base("detector", str(base("yolos")), config)
+        check_base("detector", str(base("yolos")), config.models.folder)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from daemon.core.errors import WrongArgument
-from daemon.exports.parquet import FURTHER
 from visiond.cluster.reading.inputs import PARQUET, InputListing, choose_column, open_list, version_of
 from visiond.cluster.reading.objects import open_object, open_stream
 from visiond.cluster.reading.samples import LOOKED_AT, find_endings
@@ -80,7 +79,7 @@ def _split(word: str) -> tuple[str, str]:
 
 def _name(names: Sequence[str], asked: dict[str, str], columns: Iterable[str]) -> list[str]:
     """The names in the parts. Capitals make no difference, as in SQL. Raises WrongArgument."""
-    taken = {name.lower() for name in (*columns, *FURTHER, *PLACE)}
+    taken = {name.lower() for name in (*columns, *PLACE)}
     found = list[str]()
     for name in names:
         other = asked.get(name) or (f"{PREFIX}{name}" if name.lower() in taken else name)

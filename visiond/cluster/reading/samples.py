@@ -49,7 +49,7 @@ class _Member(NamedTuple):
 
     @property
     def is_image(self) -> bool:
-        from daemon.results.judge import IMAGE_SUFFIXES
+        from daemon.core.jobs import IMAGE_SUFFIXES
 
         return os.path.splitext(self.name)[1].lower() in IMAGE_SUFFIXES
 

@@ -17,9 +17,9 @@ from typing import BinaryIO
 from daemon.config.ignored import ignored_by
 from daemon.config.loading import Config
 from daemon.core.errors import MissingLibrary
+from daemon.core.files import temporary_name
 from daemon.core.jobs import Failure, Version
 from daemon.core.urls import is_url
-from daemon.inbox.sources import temporary_name
 from daemon.inbox.walk import LONGEST_PATH
 from daemon.system.beneath import READ
 from daemon.unpacking.apart import Children, Interrupted, UnpackOutcome, take_apart

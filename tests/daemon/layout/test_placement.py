@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from daemon.config.loading import parse
-from daemon.layout.layout import used_gpus
-from daemon.layout.slabs import CPU_SLAB, GPU_SLAB, size_slab
-from daemon.placement.placement import (
+from daemon.layout.devices import used_gpus
+from daemon.layout.placement import (
     GPU_WORKERS,
     WORKER_BYTES,
     Batches,
@@ -21,6 +20,7 @@ from daemon.placement.placement import (
     size_groups,
     working_bytes,
 )
+from daemon.layout.slabs import CPU_SLAB, GPU_SLAB, size_slab
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host
 from stages.contract.base import StageSpec

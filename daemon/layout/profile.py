@@ -14,7 +14,7 @@ import msgspec
 from daemon.config.loading import Config
 from daemon.config.pipeline import PipelineSection
 from daemon.config.state import LEDGER, PROFILE
-from daemon.ledger.files import written_whole
+from daemon.core.files import written_whole
 from daemon.system.gpus import Gpu
 from stages.contract.base import StageSpec
 from stages.contract.files import read_file

@@ -14,11 +14,11 @@ import pytest
 from daemon.config.loading import Config, parse
 from daemon.core.errors import ConfigError
 from daemon.layout import layout
-from daemon.layout.layout import Layout, digest_settings, used_gpus
+from daemon.layout.devices import ALLOCATORS, address_device, assume_gpus, select_devices, used_gpus
+from daemon.layout.layout import Layout, digest_settings
+from daemon.layout.placement import WORKER_BYTES
 from daemon.maintenance import redo
 from daemon.measure.explain import explain
-from daemon.placement.devices import ALLOCATORS, address_device, assume_gpus, select_devices
-from daemon.placement.placement import WORKER_BYTES
 from daemon.service.lifecycle import Service
 from daemon.system import host
 from daemon.system.children import descendants

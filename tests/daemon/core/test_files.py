@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from daemon.ledger import files
-from daemon.ledger.files import NotSynced, sync_file_system, sync_folders
+from daemon.core import files
+from daemon.core.files import NotSynced, sync_file_system, sync_folders
 
 
 def test_what_a_disk_has_lost_is_told_to_everybody_who_flushes_it(

@@ -1,10 +1,11 @@
-"""Writes the files of commands completely or not at all, with exceptions of visiond as errors; flushes files and folders."""
+"""Writes files completely or not at all, those of commands with exceptions of visiond as errors; flushes file systems."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import errno
+import hashlib
 import os
 import shlex
 import threading
@@ -12,14 +13,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from daemon.config.loading import Config
-from daemon.config.state import DATABASE, IDENTITY, LEDGER
 from daemon.core.errors import NotWritable, WrongArgument
-from daemon.core.hints import command
-from daemon.ledger.soundness import is_blank
 from stages.contract.folders import sync
 
 STDOUT = Path("-")
+DATABASE = ("-wal", "-shm", "")  # suffixes of SQLite's files
 PARQUET = b"PAR1"  # how a Parquet file begins
 VERSION = b"visiond.version"  # in the metadata of a Parquet file that visiond wrote
 _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
@@ -50,13 +48,18 @@ def written_whole(
         partial.unlink(missing_ok=True)
         yield partial
         sync(partial)  # otherwise a power failure might leave an empty file with this name
-        os.replace(partial, file)
-        sync_folder(file.parent)
+        rename_durably(partial, file)
     except OSError as error:
         raise NotWritable(f"{file} cannot be written: {error.strerror or error}.") from error
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def rename_durably(file: Path, name: Path) -> None:
+    """Rename a file or a folder so that a power failure does not bring the old name back. Raises OSError."""
+    os.replace(file, name)
+    sync(name.parent)
 
 
 def check_free(file: Path, ledger: Path, *, force: bool, begins: tuple[bytes, ...]) -> None:
@@ -96,13 +99,24 @@ def _read_footer(file: BinaryIO) -> bytes:
     return file.read()
 
 
-def sync_folder(folder: Path | bytes) -> None:
-    """Flush a folder, so that a rename in it outlives a power failure; otherwise the old file may be back. Raises OSError."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def temporary_name(path: bytes) -> bytes:
+    """A name in the same folder, always the same for a path: a crash leaves at most one such file,
+    and the next reuses it."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, b".visiond-" + hashlib.sha256(name).hexdigest()[:24].encode() + b".tmp")
+
+
+def create(path: bytes) -> int:
+    """A descriptor of a new file; its folder is made if there is none. What has its name goes: a crash has left it, or
+    somebody else a link, which would lead to another file, or a FIFO, which would be waited for. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        return os.open(path, flags, 0o666)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    except FileExistsError:
+        os.unlink(path)
+    return os.open(path, flags, 0o666)
 
 
 def sync_folders(folders: Iterable[bytes]) -> None:
@@ -157,15 +171,3 @@ def written_into(folder: Path) -> Iterator[None]:
         raise NotWritable(
             f"{error.filename or folder} cannot be written: {error.strerror or error}."
         ) from error
-
-
-def describe_lost_ledger(config: Config) -> str:
-    """A warning if there are results but no ledger, or an empty one, and no file `identity`
-    that says that it was lost: then a daemon makes a new ledger. Otherwise empty."""
-    path = config.state.path / LEDGER
-    if not is_blank(path) or (config.state.path / IDENTITY).exists():
-        return ""
-    if not any(name.endswith(".json") for _, _, names in os.walk(config.output.results) for name in names):
-        return ""
-    fix = f"`{command('repair')}` makes it from them; `{command('run')}` starts a new one."
-    return f"There is no ledger at {path}, but there are results: {fix}"

@@ -12,7 +12,7 @@ from daemon.config.loading import Config, parse
 from daemon.config.state import PROFILE
 from daemon.layout import layout
 from daemon.layout.layout import Layout
-from daemon.placement.profile import (
+from daemon.layout.profile import (
     Machine,
     Profile,
     Trial,

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from daemon.config.loading import Config
+from daemon.config.second_look import SecondLook
 from daemon.config.values import GROUP, NUMBERED, UUID, members_of
 from daemon.core.errors import ConfigError
 from daemon.core.hints import command
@@ -71,6 +72,31 @@ def _replace_devices(config: Config, look_up: Callable[[list[str], str], list[st
     ]
     changes = {"devices": devices, "segment": tables, "min_free_gpu_bytes": 0}
     return config.model_copy(update={"pipeline": section.model_copy(update=changes), "second_look": looks})
+
+
+def used_gpus(config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:
+    """The GPUs that the configuration names, or all; none if it names a CPU too,
+    as a stage has one dtype for all devices."""
+    named = {
+        *config.pipeline.devices,
+        *(
+            name
+            for table in config.pipeline.segment
+            for device in table.devices
+            for name in members_of(device)
+        ),
+    }
+    if any(device.startswith("cpu") for device in named):
+        return []
+    return [gpu for gpu in gpus if not named or gpu.device in named]
+
+
+def gpus_of(look: SecondLook, config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:
+    """The GPUs of a second look; none if it names a CPU too."""
+    if not look.devices:
+        return used_gpus(config, gpus)
+    members = {member for name in look.devices for member in members_of(name)}
+    return [] if any(name.startswith("cpu") for name in members) else [g for g in gpus if g.device in members]
 
 
 def list_short(config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:

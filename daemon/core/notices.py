@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from daemon.core.hints import command
-
-if TYPE_CHECKING:
-    from daemon.ledger.record import Record
 
 KINDS = ("demonstration", "random", "other")  # label of the metric, by a word of the notice
 
@@ -21,11 +17,6 @@ def list_notices(pairs: Iterable[tuple[str, str]]) -> list[str]:
         if notice:
             stages.setdefault(notice, []).append(stage)
     return [f"{join_words(names)}: {notice}{_fix(notice)}" for notice, names in stages.items()]
-
-
-def notices_of(records: Iterable[Record]) -> Iterator[tuple[str, str]]:
-    """The pairs of the models that made their results."""
-    return ((model.stage, model.notice) for record in records for model in record.models)
 
 
 def _fix(notice: str) -> str:

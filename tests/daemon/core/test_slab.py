@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.core.jobs import Extent
-from daemon.workers.slab import ALIGNMENT, Slab
+from daemon.core.slab import ALIGNMENT, Slab
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from daemon.core.errors import WrongArgument
-from daemon.placement.recorded import CARDS, RATES, find_rates, read_gpus
+from daemon.layout.recorded import CARDS, RATES, find_rates, read_gpus
 from tests.test_house import ROOT
 
 

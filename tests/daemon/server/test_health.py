@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from daemon.config.loading import parse
-from daemon.terminal import control
+from daemon.server import control
 from tests.daemon_process import Daemon, Place, wait_for
 
 PAGES = {

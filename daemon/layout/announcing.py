@@ -8,9 +8,9 @@ import structlog
 
 from daemon.core.hints import command
 from daemon.core.jobs import Outdated
+from daemon.core.notices import list_notices
 from daemon.layout.layout import Layout
 from daemon.layout.second_looks import LookPlan
-from daemon.monitoring.notices import list_notices
 from stages.registry.registry import PROBLEMS
 from stages.weights.layouts import describe_words
 

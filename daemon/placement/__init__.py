@@ -1,1 +1,0 @@
-"""Which stages run on which devices."""
