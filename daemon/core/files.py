@@ -1,4 +1,4 @@
-"""Writes files completely or not at all, those of commands with exceptions of visiond as errors; flushes file systems."""
+"""Makes, writes and renames files completely or not at all, and flushes file systems."""
 
 from __future__ import annotations
 

@@ -19,9 +19,8 @@ from stages.contract.files import NotAFile, open_file
 from stages.registry.registry import BUILT_IN, STAGES, decode, kind_of
 
 SCHEMA = "visiond/1"
-KEYS = {
-    stage.name: stage.key for stage in BUILT_IN
-}  # of results, in their order; those of other stages have their names
+# Of results, in their order; those of other stages have their names.
+KEYS = {stage.name: stage.key for stage in BUILT_IN}
 LONGEST_NAME = 255  # bytes, of every common file system
 TIMINGS = "By stage: the seconds of the batch that the image was in, divided by its images; as measured when the model ran."
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.util
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from daemon.core.messages import Setup
 from daemon.layout.devices import address_device, describe_short, name_members, select_devices, used_gpus
 from daemon.layout.models import choose_dtypes, resolve_models, weights_of
 from daemon.layout.placement import (
-    CORES_PER_WORKER,
     Batches,
     Placement,
     Segment,
@@ -82,7 +82,7 @@ class Layout:
         reasons = [why, placement.why.partition("; ")[2]] if why else [placement.why]
         placement = dataclasses.replace(placement, why="; ".join(filter(None, [*reasons, short])))
         devices = [device for segment in placement.segments for device in segment.first_devices]
-        return cls(config, gpus, specs, placement, Cores.of(gpus, devices, CORES_PER_WORKER, sharers))
+        return cls(config, gpus, specs, placement, Cores.of(gpus, devices, sharers))
 
     def only(self, stage: str) -> Layout:
         """Where this stage runs, without the others."""
@@ -118,14 +118,15 @@ class Layout:
         workers = beside.count(first)
         own = {"workers": workers, "single": settings.prefer == "latency"}
         specs = [msgspec.structs.replace(self.specs[stage], **own) for stage in segment.stages]
-        seen_as, environment = address_device(device, self.gpus, max(LEAST_CPU_THREADS, share))
+        seen_as, environment = address_device(device, self.gpus, max(LEAST_CPU_THREADS, int(share)))
         setup = Setup(
             name=f"{segment.name}/{number}",
             device=seen_as,
             stages=[spread_over(spread, spec) for spec in specs],
             slab_bytes=slab_bytes,
             threads=settings.threads_per_worker,
-            decoders=settings.decoders_per_worker or share,
+            # Rounded up: workers seldom use all of theirs at a time.
+            decoders=settings.decoders_per_worker or math.ceil(share),
             limits=settings.limits(),
             cascade=self.config.binning.thresholds() if settings.mode == "cascade" else None,
             pipeline=self.config.stage_names,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -32,8 +33,8 @@ IMAGE_BYTES, HEAVY_IMAGE_BYTES = 16 << 20, 25 << 20
 MODELS_BYTES = 970 << 20  # the weights of the standard pack; they are not known yet when the batch is chosen
 # Of a GPU's free memory, and of each pixel that is decoded: as decoded, turned, and as a page of OCR.
 GROUP_SHARE, GROUP_PIXEL_BYTES = 4, 8
-# An H200 did 625 images/s with three workers on four cores, 558 with two and 339 with one; docs/performance.md has all.
-CORES_PER_WORKER = 1.3
+# One H200 did 625 images/s with three workers on four cores, 339 with one: docs/performance.md, "On few cores".
+CORES_PER_WORKER = Fraction(4, 3)
 DEVICES_PER_INTERPRETER = 2  # GPUs that one Python process keeps busy, see docs/performance.md
 LEAST_COST = 1e-9  # of a run of stages
 WORKER_BYTES = 4 << 30  # host memory, measured in the same way: CUDA's libraries, decoders and pinned buffers
@@ -266,7 +267,7 @@ def _find_bounds(
     share = {
         f"each worker needs {WORKER_BYTES >> 30} GiB of the host's memory": host.free_bytes
         // (WORKER_BYTES * sharing),
-        f"each worker needs {CORES_PER_WORKER} cores": int(host.cores / (CORES_PER_WORKER * sharing)),
+        "three workers need four cores": host.cores // (CORES_PER_WORKER * sharing),
     }
     most = f"more than {GPU_WORKERS} workers gained nothing on an H200"
     memory = f"each worker needs {need >> 20:,} MiB of GPU memory"

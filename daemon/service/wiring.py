@@ -55,7 +55,7 @@ async def open_parts(
     once: bool,
     page_problem: Callable[[], str],
 ) -> DaemonParts:
-    """Make them in order of dependence; nothing runs yet. page_problem: why there is no page, or empty."""
+    """Make them in order of dependence; no image is processed yet. page_problem: why there is no page, or empty."""
     layout, plans = await to_thread.run_sync(lay_out, config)
     announce(layout, plans, with_notices=not once)  # then its summary has them
     retry = Retry()

@@ -8,7 +8,6 @@ right cores before it allocates has its memory there too.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from daemon.system.gpus import Gpu
 from stages.contract.processes import count_cores
 
 SYSFS = Path("/sys")
+NEAR_CORES_PER_WORKER = 3  # if a GPU's node has fewer, its workers use those of other nodes too
 FARTHEST = 255  # the largest distance that there is; also for one that is not known
 
 
@@ -31,8 +31,8 @@ class Cores(msgspec.Struct, frozen=True):
     near: dict[str, list[int]] = {}
 
     @classmethod
-    def of(cls, gpus: Sequence[Gpu], devices: Sequence[str], least: float, sharers: int = 1) -> Cores:
-        """devices: of each worker. least: cores that a worker needs. sharers: as for `Host.here`."""
+    def of(cls, gpus: Sequence[Gpu], devices: Sequence[str], sharers: int = 1) -> Cores:
+        """devices: of each worker. sharers: as for `Host.here`."""
         allowed, workers = os.sched_getaffinity(0), Counter(devices)
         nodes = read_nodes(SYSFS)
         places = {gpu.device: find_node(gpu, SYSFS) for gpu in gpus if gpu.device in workers}
@@ -40,7 +40,7 @@ class Cores(msgspec.Struct, frozen=True):
         near: dict[str, list[int]] = {}
         for device, node in places.items():
             if node in nodes:
-                cores = find_near(node, nodes, allowed, least * on_node[node])
+                cores = find_near(node, nodes, allowed, NEAR_CORES_PER_WORKER * on_node[node])
                 near |= {device: sorted(cores)} if cores else {}
         return cls(max(1, count_cores() // sharers), near)
 
@@ -49,14 +49,13 @@ class Cores(msgspec.Struct, frozen=True):
         found = {tuple(self.near.get(device, ())) for device in devices}
         return list(found.pop()) if len(found) == 1 else []
 
-    def share(self, device: str, devices: Sequence[str]) -> int:
-        """How many cores there are for each worker on a device, rounded up: no core is left over, and workers seldom use all
-        theirs at a time. devices: of each worker."""
+    def share(self, device: str, devices: Sequence[str]) -> float:
+        """How many cores there are for each worker on a device. devices: of each worker."""
         share = self.total / len(devices)
         if near := self.near.get(device):
             sharers = sum(bool(set(near) & set(self.near.get(other, near))) for other in devices)
             share = min(share, len(near) / sharers)
-        return math.ceil(share)
+        return share
 
     def describe(self) -> dict[str, str]:
         """By device: "0-31,64-95"."""
@@ -90,7 +89,7 @@ def find_node(gpu: Gpu, root: Path) -> int:
     return -1
 
 
-def find_near(node: int, nodes: Mapping[int, Node], allowed: Iterable[int], wanted: float) -> frozenset[int]:
+def find_near(node: int, nodes: Mapping[int, Node], allowed: Iterable[int], wanted: int) -> frozenset[int]:
     """The allowed cores of a node. While these are fewer than are wanted, also those of the nearest others: some
     processors have several small nodes, and GPUs on only a part of them.
 

@@ -65,9 +65,9 @@ def write_host(
         (folder / "numa_node").write_text(f"{node}\n")
 
 
-def find(gpus: Sequence[Gpu], workers: int, least: int = 3) -> dict[str, str]:
+def find(gpus: Sequence[Gpu], workers: int) -> dict[str, str]:
     devices = [gpu.device for gpu in gpus] * workers
-    return Cores.of(gpus, devices, least).describe()
+    return Cores.of(gpus, devices).describe()
 
 
 @pytest.mark.usefixtures("pretend")
@@ -120,16 +120,16 @@ def test_where_a_node_has_too_few_cores_the_nearest_ones_help(sysfs: Path) -> No
     assert find(gpus[:2], workers=30) == {}  # they need all
 
 
-def test_a_worker_starts_a_decoder_for_each_core_of_its_share_rounded_up() -> None:
+def test_workers_share_the_cores_that_they_may_use() -> None:
     eight = Cores(128, {f"cuda:{n}": list(range(64)) if n < 4 else list(range(64, 128)) for n in range(8)})
     devices = [f"cuda:{n}" for n in range(8)] * 5
-    assert eight.share("cuda:0", devices) == 4
+    assert eight.share("cuda:0", devices) == 3.2
     crowded = Cores(128, {"cuda:0": list(range(8)), "cuda:1": list(range(64, 128))})
     assert crowded.share("cuda:0", ["cuda:0", "cuda:1"] * 2) == 4
     assert crowded.share("cuda:1", ["cuda:0", "cuda:1"] * 2) == 32
-    assert crowded.share("cpu", ["cuda:0", "cuda:1", "cpu"]) == 43
+    assert crowded.share("cpu", ["cuda:0", "cuda:1", "cpu"]) == 128 / 3
     assert crowded.share("cuda:0", ["cuda:0", "cpu"]) == 4  # the CPU's worker runs there too
-    assert Cores(16).share("cuda:0", ["cuda:0"] * 5) == 4
+    assert Cores(16).share("cuda:0", ["cuda:0"] * 5) == 3.2
 
 
 def test_a_station_is_bound_if_all_its_devices_are_near_the_same_cores() -> None:
@@ -198,7 +198,7 @@ async def test_processes_run_near_their_gpu(
 ) -> None:
     write_host(sysfs, [f"{HERE[0]}", ",".join(map(str, HERE[1:]))], [0, 1])
     monkeypatch.setattr(layout, "list_gpus", lambda: [make_gpu(index) for index in range(gpus)])
-    monkeypatch.setattr(layout, "CORES_PER_WORKER", 1)
+    monkeypatch.setattr(cores, "NEAR_CORES_PER_WORKER", 1)
     place = Place(tmp_path, {"pipeline": {"workers_per_device": 1} | changes})
     service = Service(parse(place.settings, tmp_path))
     async with anyio.create_task_group() as tasks:
