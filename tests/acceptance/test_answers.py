@@ -76,7 +76,7 @@ def shrink(path: Path) -> None:
 @pytest.fixture(scope="module")
 def references(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> References:
     device = request.param
-    files = make_scenes(tmp_path_factory.mktemp("answers"), 3 if device == "cpu" else 200)
+    files = make_scenes(tmp_path_factory.mktemp("answers"), 4 if device == "cpu" else 200)
     if device == "cpu":
         for path in files:
             shrink(path)

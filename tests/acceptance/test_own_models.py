@@ -171,8 +171,9 @@ def test_the_page_shows_them_and_finds_images_by_their_words(daemon: Daemon, tex
         listed = answer.read().decode()
     for name, text in texts.items():
         assert f'<th scope="row">{name}</th><td dir="auto">{text}</td>' in shown
-    label = document["classifier_safety"]["label"]
-    assert f'<th scope="row">classifier_safety</th><td><bdi>{label}</bdi>' in shown
+    safety = document["classifier_safety"]
+    first = f"<bdi>{safety['label']}</bdi> {safety['scores'][safety['label']]:.3g}"
+    assert f'<th scope="row">classifier_safety</th><td>{first}' in shown
     assert "a.png" in found
     assert "Has the words in its further captions." in listed
     assert f"<mark>{word}</mark>" in listed
