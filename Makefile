@@ -86,7 +86,7 @@ test: lint  ## run ruff, mypy and all tests, five test files at a time (most tes
 	  exit $$status
 
 # A process that a test kills leaves half a file, which `combine` reports and leaves out.
-COVERAGE = $(addprefix tests/daemon/,config inbox ledger monitoring pipeline results system unpacking upkeep web workers)
+COVERAGE = $(addprefix tests/daemon/,config core inbox layout ledger maintenance monitoring pipeline results system unpacking workers)
 coverage: $(STAMP)  ## run the fast tests of the daemon's parts, and print which lines of these ran (COVERAGE="tests/visiond" for others)
 	rm -rf build/coverage && mkdir -p build/coverage
 	$(BIN)/coverage run -m pytest --numprocesses 2 $(COVERAGE)

@@ -45,6 +45,17 @@ def test_every_make_target_that_a_document_or_the_public_tests_name_exists() -> 
     assert sorted(named - set(targets)) == []
 
 
+def test_make_coverage_runs_folders_that_exist_and_a_document_lists_them() -> None:
+    [folders] = re.findall(
+        r"^COVERAGE = .*tests/daemon/,(.*)\)$", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
+    *first, last = folders.split()
+    wanted = [ROOT / parent / name for parent in ("tests/daemon", "daemon") for name in (*first, last)]
+    assert [folder for folder in wanted if not folder.is_dir()] == []
+    document = " ".join((ROOT / "CONTRIBUTING.md").read_text().split())
+    assert f"runs the tests in `tests/daemon/` of {', '.join(first)} and {last}:" in document
+
+
 def test_the_glossary_is_linked_from_the_readme_and_for_contributors() -> None:
     assert len(DOCUMENTS) > 10
     assert all(

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.mutants.planting import ROOT, Copy, DoesNotApply, Mutant, failures, missing_tests
+from tests.mutants.planting import ROOT, Copy, DoesNotApply, Mutant, failures, is_begun, missing_tests
 from tests.mutants.table import MUTANTS
 
 TESTS_FAILED = 1  # pytest's exit status
@@ -88,6 +88,13 @@ def check_sound(free: queue.SimpleQueue[Copy], mutants: Sequence[Mutant], jobs: 
     print(f"without a bug: {text.strip().splitlines()[-1]}", file=sys.stderr, flush=True)
 
 
+def find_noticed(status: int, text: str) -> str:
+    """Which test noticed a bug, empty if none did, from pytest's exit status and what it printed."""
+    if status != TESTS_FAILED:
+        return ""
+    return ", ".join(failures(text)) or ("a run without an end" if is_begun(text) else "")
+
+
 def attempt(free: queue.SimpleQueue[Copy], mutant: Mutant) -> tuple[str, float]:
     """Plant a bug in one of the copies that are free. Returns which test noticed it, empty if none did, and after how many
     seconds."""
@@ -98,7 +105,7 @@ def attempt(free: queue.SimpleQueue[Copy], mutant: Mutant) -> tuple[str, float]:
     status, text = copy.run(mutant.tests, "--exitfirst", *LIMIT, patience_seconds=PATIENCE_SECONDS)
     copy.write(mutant.file, source)
     free.put(copy)
-    noticed = ", ".join(failures(text)) or "a run without an end" if status == TESTS_FAILED else ""
+    noticed = find_noticed(status, text)
     seconds = time.monotonic() - started
     print(
         f"{mutant.name}: {noticed or f'NOT NOTICED (pytest ended with {status})'} ({seconds:.0f} s)",

@@ -164,5 +164,12 @@ class Copy:
 
 
 def failures(text: str) -> Iterator[str]:
-    """The names of the tests that failed, from what pytest printed."""
-    yield from (found[1] for found in re.finditer(r"^(?:FAILED|ERROR) tests/\S*?::(\w+)", text, re.MULTILINE))
+    """The names of the tests that failed, or after which a fixture did, from what pytest printed. One whose fixtures fail
+    before it has not begun, and noticed nothing."""
+    found = re.finditer(r"^(?:FAILED tests/\S*?::|_+ ERROR at teardown of )(\w+)", text, re.MULTILINE)
+    yield from (each[1] for each in found)
+
+
+def is_begun(text: str) -> bool:
+    """Whether no fixture failed before its test, from what pytest printed."""
+    return not re.search("^_+ ERROR at setup of ", text, re.MULTILINE)

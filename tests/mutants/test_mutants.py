@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.__main__ import find_problems
+from tests.mutants.__main__ import find_noticed, find_problems
 from tests.mutants.planting import Copy, DoesNotApply, Mutant, failures
 from tests.mutants.table import MUTANTS
 
@@ -52,10 +52,15 @@ def test_a_bug_that_is_not_valid_python_is_not_planted() -> None:
 
 
 def test_the_failures_are_read_from_what_pytest_prints() -> None:
-    text = (
-        "FAILED tests/daemon/test_a.py::test_one[x-1] - assert 1\nERROR tests/b.py::test_two - no\n1 failed\n"
-    )
-    assert list(failures(text)) == ["test_one", "test_two"]
+    text = "___ ERROR at teardown of test_two[x] ___\nFAILED tests/daemon/test_a.py::test_one[x-1] - assert 1\n1 failed\n"
+    assert list(failures(text)) == ["test_two", "test_one"]
+    assert find_noticed(1, text) == "test_two, test_one"
+
+
+def test_a_test_whose_fixtures_fail_has_noticed_nothing() -> None:
+    assert find_noticed(1, "___ ERROR at setup of test_one ___\nE  KeyError\n1 error in 2.00s\n") == ""
+    assert find_noticed(1, "+++ Timeout +++\n") == "a run without an end"
+    assert find_noticed(2, "___ ERROR collecting tests/test_a.py ___\n1 error in 2.00s\n") == ""
 
 
 def test_children_of_the_copy_import_the_copy_and_notice_what_is_planted_there(tmp_path: Path) -> None:

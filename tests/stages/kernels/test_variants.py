@@ -234,6 +234,25 @@ def test_a_launch_finds_what_was_compiled_beforehand(
     assert list(tmp_path.glob("kernels/*/scale_channels_kernel.cubin"))
 
 
+FAILING = """
+import os, pathlib
+from stages.kernels.variants import compile_variant
+
+ptxas = pathlib.Path(os.environ["TRITON_CACHE_DIR"]).with_name("ptxas")
+ptxas.write_text("#!/bin/sh\\necho 'Cuda compilation tools, release 12.8, V12.8.93'\\n[ $# = 1 ]\\n")
+ptxas.chmod(0o755)
+os.environ |= dict.fromkeys(("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH"), str(ptxas))
+try:
+    compile_variant(planned[0], with_launcher=False)
+except Exception as error:
+    print("raised", type(error).__name__)
+"""
+
+
+def test_an_error_of_the_compiler_is_raised(specs: dict[str, StageSpec], run: Run) -> None:
+    assert "raised PTXASError" in run(COMMON + FAILING, specs["yolo"])
+
+
 EVERY = """
 import math, os
 del os.environ["TRITON_CACHE_DIR"]  # to compile takes long; what is unchanged has been compiled by an earlier run

@@ -9,7 +9,7 @@ import signal
 import subprocess
 from contextlib import closing
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import msgspec
 import numpy as np
@@ -372,26 +372,28 @@ def test_a_process_that_fails_ends_the_training_with_its_words(data: Data, tmp_p
 
 
 def test_a_model_whose_kernels_are_not_deterministic_is_refused_with_a_sentence(
-    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = make_job(tmp_path, tmp_path / "work")
     settings = msgspec.structs.replace(job.settings, deterministic=True)
     write_job(msgspec.structs.replace(job, settings=settings), data)
-    left = list[object]()
+
+    def leave(status: int) -> NoReturn:
+        raise SystemExit(status)
+
     monkeypatch.setattr(
         run, "LEARNERS", {"detector": lambda *_: torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))}
     )
-    monkeypatch.setattr(run, "_leave", lambda *how: left.extend(how))
+    monkeypatch.setattr("os._exit", leave)
     monkeypatch.setattr("sys.argv", ["", job.work + "/job.json"])
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # and as it was at the end
     try:
-        run.main()
+        with pytest.raises(SystemExit) as left:
+            run.main()
     finally:
         torch.use_deterministic_algorithms(False)
-    assert left == [
-        "put_ does not have a deterministic implementation: train this model without --deterministic.",
-        1,
-    ]
+    why = "put_ does not have a deterministic implementation: train this model without --deterministic.\n"
+    assert (left.value.code, capsys.readouterr().err) == (1, why)
 
 
 def test_a_folder_that_a_training_has_replaced_is_not_called_altered(tmp_path: Path) -> None:
