@@ -432,7 +432,7 @@ class Gate:
 
 def with_pauses(seconds: Mapping[str, float]) -> dict[str, str]:
     """An environment in which pauses of a forked daemon have another length; those of its children stay.
-    seconds: by module and name, for example "daemon.pipeline.schedule.REST_SECONDS"."""
+    seconds: by module and name, for example "daemon.pipeline.schedule.REST_SECONDS". Other numbers can be set too."""
     return {PAUSES: json.dumps(seconds)}
 
 
