@@ -80,15 +80,25 @@ def seeded(seed: int | None = None) -> random.Random:
     return random.Random(chosen)
 
 
-def wait_for(condition: Callable[..., T | Literal[False] | None], what: str, timeout: float = PATIENCE) -> T:
+def wait_for(
+    condition: Callable[..., T | Literal[False] | None],
+    what: str,
+    timeout: float = PATIENCE,
+    *,
+    process: Forked | None = None,
+) -> T:
     """Poll until the condition is true; returns its value. For changes that nothing signals.
-    condition: it gets no arguments; one in a loop keeps the loop's variables as default values."""
+    condition: it gets no arguments; one in a loop keeps the loop's variables as default values.
+    process: one without which it cannot become true."""
     deadline = time.monotonic() + timeout
     pause = threading.Event()
-    while not (value := condition()):
+    while True:
+        status = process.poll() if process else None
+        if value := condition():
+            return value
+        assert status is None, f"the command ended with {status} before {what}"
         assert time.monotonic() < deadline, f"waited {timeout:g} s in vain for {what}"
         pause.wait(GLANCE)
-    return value
 
 
 @contextlib.contextmanager
@@ -432,7 +442,7 @@ class Gate:
 
 def with_pauses(seconds: Mapping[str, float]) -> dict[str, str]:
     """An environment in which pauses of a forked daemon have another length; those of its children stay.
-    seconds: by module and name, for example "daemon.pipeline.schedule.REST_SECONDS"."""
+    seconds: by module and name, for example "daemon.pipeline.schedule.REST_SECONDS". Other numbers can be set too."""
     return {PAUSES: json.dumps(seconds)}
 
 

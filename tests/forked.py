@@ -25,6 +25,7 @@ from tests.forking import NUMBER
 
 TOKEN = "VISIOND_TEST_TOKEN"  # names, in the environment of each process, the place that it was started for
 TOKEN_BYTES = 8
+END_SECONDS = 60  # after a kill
 # What commands import that open models: most of the five seconds of CPU that each takes.
 WITH_MODELS = ["stages.blip.captioner", "stages.clip.embeddings", "stages.yolo.detr"]
 OPENING = {("models", name) for name in ("add", "bundle", "make", "pull")}
@@ -32,7 +33,10 @@ ENVIRONMENT = dict(os.environ)  # before a test changes it
 
 
 class Forked:
-    """A `visiond` that is running, with the methods of subprocess.Popen. It is a child of the server."""
+    """A `visiond` that is running, with the methods of subprocess.Popen. It is a child of the server.
+
+    At the end of its context it is killed, and what it wrote to `stderr`, a named file, is printed: pytest shows that when
+    a test fails."""
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class Forked:
         """plugins: a folder in which some are installed; they are imported by a server of their own."""
         self.args = ["visiond", *arguments]
         self.returncode: int | None = None
+        self._errors = Path(stderr.name)
         self._reports, report = os.pipe()
         self._ending = threading.Lock()
         request = {
@@ -65,6 +70,16 @@ class Forked:
             socket.send_fds(server, [json.dumps(request).encode()], streams)
         os.close(report)
         self.pid = self._read_report()
+
+    def __enter__(self) -> Forked:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        status = self.wait(END_SECONDS)
+        print(
+            f"{self.args} ended with {status}; its errors:\n{self._errors.read_text(errors='replace')[-6000:]}"
+        )
 
     def poll(self) -> int | None:
         return self._end_within(0)

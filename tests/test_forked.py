@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.daemon_process import Daemon, Place
-from tests.forked import TOKEN
+from tests.daemon_process import Daemon, Place, wait_for
+from tests.forked import TOKEN, Forked
 
 
 def describe(daemon: Daemon) -> dict[str, Any]:
@@ -72,3 +72,23 @@ def test_the_end_of_a_forked_daemon_is_reported_as_popen_does(tmp_path: Path) ->
         assert daemon.process.poll() is None
         daemon.kill()
         assert daemon.process.poll() == daemon.wait_end() == -9
+
+
+def test_a_command_is_killed_at_the_end_of_its_context(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with (tmp_path / "said").open("wb") as said, contextlib.suppress(ZeroDivisionError):
+        with Forked(["run", "--config", str(place.config)], tmp_path, os.environ, said, said) as process:
+            raise ZeroDivisionError
+    assert process.returncode == -9
+
+
+def test_nobody_waits_for_a_command_that_has_ended_and_its_errors_are_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        (tmp_path / "said").open("wb") as said,
+        pytest.raises(AssertionError, match="ended with 64 before a page"),
+    ):
+        with Forked(["pages"], tmp_path, os.environ, said, said) as process:
+            wait_for(lambda: False, "a page", process=process)
+    assert "No such command 'pages'" in capsys.readouterr().out

@@ -733,10 +733,10 @@ def test_the_demo_names_the_address_of_its_page_and_keeps_serving_it(tmp_path: P
     port = free_port()
     place = Place(tmp_path / "demo", {"page": {"listen": f"127.0.0.1:{port}"}})
     said, command = tmp_path / "said", ["demo", str(place.folder), "--count", "1", "--keep"]
-    with socket.create_server(("127.0.0.1", port)) if in_use else contextlib.nullcontext():
-        with said.open("wb") as output:
-            demo = Forked(command, tmp_path, os.environ, output, output)
-        address = wait_for(lambda: re.search(r"^(http://\S+)\s", said.read_text(), re.M), "the address")[1]
+    taken = socket.create_server(("127.0.0.1", port)) if in_use else contextlib.nullcontext()
+    with taken, said.open("wb") as output, Forked(command, tmp_path, os.environ, output, output) as demo:
+        first = re.compile(r"^(http://\S+)\s", re.M)
+        address = wait_for(lambda: first.search(said.read_text()), "the address", process=demo)[1]
         assert (address == f"http://127.0.0.1:{port}") != in_use
         with urllib.request.urlopen(address, timeout=PATIENCE) as page:
             assert page.read().count(b'<article class="card">') == 3

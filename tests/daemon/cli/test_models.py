@@ -186,9 +186,12 @@ def test_a_pull_that_is_ended_leaves_no_model_and_the_same_command_goes_on(
     checkpoints.TOWERS["clip"](hub / "me/clip")
     (hub / "me/clip/model.slow").touch()
     environment = {**os.environ, "VISIOND_CONFIG": str(place.config)}
-    with (place.folder / "said").open("w+b") as said:
-        pulling = Forked(["models", "pull", "me/clip"], place.folder, environment, said, said)
-        wait_for(lambda: "model.safetensors" in sent, "half of the weights")
+    command = ["models", "pull", "me/clip"]
+    with (
+        (place.folder / "said").open("wb") as said,
+        Forked(command, place.folder, environment, said, said) as pulling,
+    ):
+        wait_for(lambda: "model.safetensors" in sent, "half of the weights", process=pulling)
         pulling.send_signal(signum)
         assert pulling.wait(PATIENCE) != 0
     assert b"Traceback" not in (place.folder / "said").read_bytes()

@@ -257,13 +257,14 @@ def test_what_was_computed_before_a_signal_is_kept_and_the_same_command_goes_on(
     slow = {"device_file": str(device), "latency_per_image_seconds": 0.05}
     place.configure({"stages": {"yolo": {"batch_size": 1, "options": slow}}})
     before = place.rows("SELECT COUNT(*) FROM result")
-    process = start_compare(place)
-    wait_for(device.exists, "the first image")
-    with device.open("a") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # no other image gets the device
-        wait_for(lambda: place.rows("SELECT COUNT(*) FROM result") != before, "an answer in the ledger")
-        process.send_signal(signum)
-    assert process.wait(PATIENCE) == 128 + signum
+    with start_compare(place) as process:
+        wait_for(device.exists, "the first image", process=process)
+        with device.open("a") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)  # no other image gets the device
+            new = "SELECT COUNT(*) FROM result"
+            wait_for(lambda: place.rows(new) != before, "an answer in the ledger", process=process)
+            process.send_signal(signum)
+        assert process.wait(PATIENCE) == 128 + signum
     found = json.loads((place.folder / "told").read_bytes())
     assert 0 < found["kept"] == found["compared"] < IMAGES
     assert found["left_out"] == {"the comparison was stopped first": IMAGES - found["kept"]}
@@ -279,10 +280,9 @@ def test_what_was_computed_before_a_kill_is_kept_and_the_same_command_goes_on(pl
         return int(place.rows("SELECT COUNT(*) FROM result")[0][0])
 
     before = count()
-    process = start_compare(place)
-    wait_for(lambda: count() > before, "the first answers in the ledger")
-    process.kill()
-    process.wait(PATIENCE)
+    with start_compare(place) as process:
+        wait_for(lambda: count() > before, "the first answers in the ledger", process=process)
+        process.kill()
     kept = count() - before
     assert 0 < kept < IMAGES
     assert place.orphans() == []

@@ -26,15 +26,17 @@ from daemon.pipeline.schedule import Schedule
 from daemon.pipeline.station import Published
 from daemon.service.lifecycle import Service, run_service
 from daemon.system.cores import Cores
-from tests.daemon_process import Daemon, Place, picture, running, wait_for
+from tests.daemon_process import Daemon, Place, picture, running, wait_for, with_pauses
 from tests.faults.stations import stations_of
 from tests.makers import done, make_job, make_record
 
 SLOW = {name: {"options": {"latency_per_image_seconds": 0.002}} for name in ("blip",)}
+PICTURES = {f"{number:05}.ppm": picture(number) for number in range(100)}
 
 
 def settings(stations: int, **tables: Any) -> dict[str, Any]:
-    return {"pipeline": {"stations": stations, "workers_per_device": max(2, stations)}, **tables}
+    """One worker in each station."""
+    return {"pipeline": {"stations": stations, "workers_per_device": stations}, **tables}
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +47,20 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> list[Place]:
 
 def publish(folder: Path, stations: int) -> Place:
     place = Place(folder, settings(stations, output={"sinks": ["jsonl"]}))
-    place.drop_many(range(100))
-    place.drop("same.ppm", picture(0))
-    place.drop("no picture.jpg", b"not one")
-    assert place.run_once().returncode == 1
+    process(place, {**PICTURES, "same.ppm": picture(0), "no picture.jpg": b"not one"})
     return place
+
+
+def process(place: Place, files: Mapping[str, bytes]) -> None:
+    """With a daemon that hands out a few images at a time, when all stations are ready: each has some of them."""
+    with Daemon(place, environment=with_pauses({"daemon.pipeline.coordinator.FEED": 8})) as daemon:
+        for path, data in files.items():
+            place.drop(path, data)
+        daemon.wait_idle(len(files))
+        daemon.wait_until(
+            lambda s: all(worker["batches"] for worker in s["workers"]), "images in each station"
+        )
+        assert daemon.stop() == 0
 
 
 def test_two_stations_publish_what_one_does(places: list[Place]) -> None:
@@ -61,19 +72,16 @@ def test_two_stations_publish_what_one_does(places: list[Place]) -> None:
 
 
 def test_two_stations_of_a_pipelined_placement_publish_what_one_does(tmp_path: Path) -> None:
-    tables = [
-        {"stages": stages, "devices": ["cpu"], "workers_per_device": 2}
-        for stages in (["ocr"], ["yolo", "clip", "blip"])
-    ]
     written = []
     for stations in (1, 2):
+        tables = [
+            {"stages": stages, "devices": ["cpu"], "workers_per_device": stations}
+            for stages in (["ocr"], ["yolo", "clip", "blip"])
+        ]
         place = Place(tmp_path / str(stations), {"pipeline": {"stations": stations, "segment": tables}})
-        place.drop_many(range(100))
-        place.drop("no picture.jpg", b"not one")
-        assert place.run_once().returncode == 1
+        process(place, {**PICTURES, "no picture.jpg": b"not one"})
         place.assert_kept(DONE=100, FAILED=1)
-        names = [f"{number:05}.ppm" for number in range(100)]
-        written.append([without_times(place.sidecar(name)) for name in names])
+        written.append([without_times(place.sidecar(name)) for name in PICTURES])
     assert written[0] == written[1]
 
 

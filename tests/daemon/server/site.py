@@ -7,7 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from tests.daemon.search.place import Place
@@ -38,16 +38,22 @@ class Site:
         config.write_text(CONFIG + settings)
         command = ["page", "--config", str(config), "--listen", "127.0.0.1:0", *options]
         said = folder / "said"
-        with said.open("wb") as output, (folder / "errors").open("wb") as errors:
-            self.process = Forked(command, Path.cwd(), os.environ, output, errors)
-        found = wait_for(lambda: re.match(r"http://[\d.]+:(\d+)", said.read_text()), "the page's address")
+        with ExitStack() as stack:
+            stack.enter_context(closing(self.place))
+            with said.open("wb") as output, (folder / "errors").open("wb") as errors:
+                self.process = stack.enter_context(Forked(command, Path.cwd(), os.environ, output, errors))
+            address = re.compile(r"http://[\d.]+:(\d+)")
+            found = wait_for(
+                lambda: address.match(said.read_text()), "the page's address", process=self.process
+            )
+            self._opened = stack.pop_all()
         self.port = int(found[1])
         self.token = ""
 
     def close(self) -> None:
-        self.process.send_signal(signal.SIGINT)
-        assert self.process.wait(30) == 0
-        self.place.close()
+        with self._opened:
+            self.process.send_signal(signal.SIGINT)
+            assert self.process.wait(30) == 0
 
     def ask(
         self, path: str, method: str = "GET", body: str | None = None, **headers: str
