@@ -208,7 +208,7 @@ def test_a_worker_of_a_group_runs_near_its_first_gpu_and_has_kernels_for_it(
     tables = [{"stages": list(STAGES), "devices": ["cuda:2+cuda:1"]}]
     asked: list[list[str]] = []
 
-    def place(gpus: object, devices: list[str], least: int, sharers: int) -> Cores:
+    def place(gpus: object, devices: list[str], sharers: int) -> Cores:
         asked.append(devices)
         return Cores(8, {"cuda:2": [4, 5], "cuda:1": [0, 1]})
 
