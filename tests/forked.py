@@ -28,7 +28,7 @@ TOKEN_BYTES = 8
 END_SECONDS = 60  # after a kill
 # What commands import that open models: most of the five seconds of CPU that each takes.
 WITH_MODELS = ["stages.blip.captioner", "stages.clip.embeddings", "stages.yolo.detr"]
-OPENING = {("models", name) for name in ("add", "bundle", "make", "pull")}
+OPENING = {("models", name) for name in ("add", "bundle", "pull")}
 ENVIRONMENT = dict(os.environ)  # before a test changes it
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import anyio
 import pytest
 
 from daemon.config.loading import Config, parse
@@ -18,15 +17,14 @@ from daemon.layout import layout, placement
 from daemon.layout.devices import address_device, assume_gpus, select_devices, used_gpus
 from daemon.layout.layout import Layout
 from daemon.layout.placement import CONTEXT_BYTES, Segment
-from daemon.service.lifecycle import Service
 from daemon.system.cores import Cores
 from daemon.system.gpus import Gpu
 from daemon.workers import opening
 from daemon.workers.kernels import list_wants
 from daemon.workers.seat import Room, need_for
 from stages.contract.base import StageSpec
-from tests.daemon.layout.test_devices import GIB, MIXED, make_gpu, visible_to, workers_of_this_process
-from tests.daemon_process import STAGES, Place, picture, until
+from tests.daemon.layout.test_devices import GIB, MIXED, list_visible, make_gpu
+from tests.daemon_process import STAGES, Place, picture
 from tests.stages.captioners import CAPTIONERS
 
 FOUR = [make_gpu(number, "NVIDIA H100 80GB HBM3") for number in range(4)]
@@ -242,13 +240,7 @@ async def test_one_worker_sees_all_gpus_of_its_group(
     monkeypatch.setattr(layout, "list_gpus", lambda: FOUR)
     tables = [{"stages": list(STAGES), "devices": ["cuda:1+cuda:0", "cuda:2+cuda:3"]}]
     place = Place(tmp_path, {"pipeline": {"segment": tables, "stations": stations}})
-    service = Service(parse(place.settings, tmp_path))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(service.run)
-        await until(lambda: service.loaded)
-        seen = sorted(visible_to(pid) for pid in workers_of_this_process())
-        tasks.cancel_scope.cancel()
-    assert seen == ["GPU-1f2e-77aa,GPU-0f2e-77aa", "GPU-2f2e-77aa,GPU-3f2e-77aa"]
+    assert await list_visible(place) == ["GPU-1f2e-77aa,GPU-0f2e-77aa", "GPU-2f2e-77aa,GPU-3f2e-77aa"]
 
 
 def test_a_spread_model_writes_sidecars(tmp_path: Path) -> None:

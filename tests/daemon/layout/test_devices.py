@@ -213,17 +213,18 @@ async def test_a_worker_sees_only_its_mig_device(
     monkeypatch.setattr(layout, "list_gpus", lambda: MIXED)
     pipeline = {"devices": ["MIG 1g.10gb", "H100"], "workers_per_device": 1, "stations": stations}
     place = Place(tmp_path, {"pipeline": pipeline})
-    service = Service(parse(place.settings, tmp_path))
+    assert await list_visible(place) == ["GPU-0f2e-77aa", "GPU-2f2e-77aa", "MIG-0-3f2e-77aa"]
+
+
+async def list_visible(place: Place) -> list[str]:
+    """What each worker of a daemon in this process sees, sorted."""
+    service = Service(parse(place.settings, place.folder))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(service.run)
         await until(lambda: service.loaded)
-        seen = sorted(visible_to(pid) for pid in workers_of_this_process())
+        seen = sorted(map(visible_to, running("daemon.workers.child", descendants(os.getpid()))))
         tasks.cancel_scope.cancel()
-    assert seen == ["GPU-0f2e-77aa", "GPU-2f2e-77aa", "MIG-0-3f2e-77aa"]
-
-
-def workers_of_this_process() -> list[int]:
-    return running("daemon.workers.child", descendants(os.getpid()))
+    return seen
 
 
 def visible_to(pid: int) -> str:

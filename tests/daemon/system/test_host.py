@@ -129,7 +129,7 @@ def test_a_quota_of_cpu_time_counts_as_cores(
     files: dict[str, str], own: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cgroups(monkeypatch, tmp_path, files, own)
-    assert processes.count_cores() == Host.here().cores == Cores.of([], [], 1).total == cores
+    assert processes.count_cores() == Host.here().cores == Cores.of([], []).total == cores
 
 
 def test_fewer_cores_than_the_quota_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
