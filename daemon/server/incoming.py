@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import anyio
+import psutil
 from aiofiles.threadpool import wrap
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
@@ -316,14 +317,21 @@ class Receiver:
                     with contextlib.suppress(OSError):  # the others go
                         os.unlink(each.temporary, dir_fd=hidden)
 
-    def clear(self) -> None:
-        """Remove what servers that were killed have left. Raises OSError."""
+    def clear(self) -> bool:
+        """Remove what servers that were killed have left. Returns whether another one still writes here. Raises OSError."""
         if not os.path.lexists(os.path.join(self.settings.root, HIDDEN)):
-            return
+            return False
+        is_written = False
         with self._opened() as (_, hidden):
             for name in os.listdir(hidden):
-                if not os.fsencode(name).startswith(self._ours) and not _is_written(name):
-                    os.unlink(name, dir_fd=hidden)
+                if os.fsencode(name).startswith(self._ours):
+                    continue
+                if _is_written(name, hidden):
+                    is_written = True
+                else:
+                    with contextlib.suppress(FileNotFoundError):  # it has got its name meanwhile
+                        os.unlink(name, dir_fd=hidden)
+        return is_written
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[tuple[int, int]]:
@@ -357,14 +365,17 @@ def _hand_over(made: int, inbox: int) -> None:
             os.fchown(made, folder.st_uid, folder.st_gid)
 
 
-def _is_written(name: str) -> bool:
-    """Whether another process that made a hidden file is still there. One of this number is this one, or its
-    predecessor in another container."""
+def _is_written(name: str, hidden: int) -> bool:
+    """Whether another process that made a hidden file is still there. One of this number is this one, or its predecessor in
+    another container; one that is younger than the file only has the number of the one that made it; and a zombie has
+    ended, though in a container perhaps nobody ever asks how."""
     number = int(found[0]) if (found := re.match(r"\d{1,9}(?=-)", name)) else 0
     if number in (0, os.getpid()):
         return False
     try:
-        os.kill(number, 0)
-    except OSError as error:
-        return isinstance(error, PermissionError)
-    return True
+        maker, written_at = psutil.Process(number), os.stat(name, dir_fd=hidden).st_mtime
+        return bool(maker.status() != psutil.STATUS_ZOMBIE and maker.create_time() <= written_at)
+    except (psutil.NoSuchProcess, FileNotFoundError):
+        return False
+    except psutil.AccessDenied:
+        return True

@@ -38,6 +38,7 @@ from stages.contract.base import ImageError, Reason
 log = structlog.get_logger()
 
 MOST_UPLOADS = 128  # requests at once
+CLEAR_SECONDS = 1.0  # between two looks whether another server has ended
 MOST_FILES = 64  # in one request
 THREADS = 16  # that flush, and half as many that write: a dead mount must not use up those of the page
 COUNT_SECONDS = 1.0  # between two counts of what waits …
@@ -90,14 +91,22 @@ class Uploads:
         self._flushers = anyio.CapacityLimiter(THREADS)
 
     async def clear(self) -> None:
-        """Remove what servers that were killed have left."""
-        for receiver in self._receivers.values():
+        """Remove what servers that were killed have left. One that is killed while the disk is slow takes a while to end."""
+        async with anyio.create_task_group() as tasks:
+            for receiver in self._receivers.values():
+                tasks.start_soon(self._clear, receiver)
+
+    async def _clear(self, receiver: Receiver) -> None:
+        while True:
             try:
-                await run_sync(receiver.clear, abandon_on_cancel=True, limiter=self._flushers)
+                if not await run_sync(receiver.clear, abandon_on_cancel=True, limiter=self._flushers):
+                    return
             except OSError as error:
                 log.warning(
                     "unfinished uploads are not removed", inbox=receiver.settings.place, why=str(error)
                 )
+                return
+            await anyio.sleep(CLEAR_SECONDS)
 
     async def receive(self, request: Request) -> tuple[Inbox, list[tuple[bytes, str]]]:
         """The name and the digest of each file of a request: they are in their inbox now, durable. Raises UploadRefused,

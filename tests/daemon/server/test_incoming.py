@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import stat
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -290,6 +291,24 @@ def test_uploads_that_begin_while_others_are_cleared_away_stay(tmp_path: Path) -
     commit(receiver, file)
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [file.name]
     assert not any((tmp_path / os.fsdecode(HIDDEN)).iterdir())
+
+
+def test_what_a_zombie_or_a_predecessor_with_the_number_of_another_process_left_is_removed(
+    tmp_path: Path,
+) -> None:
+    receiver, hidden = open_receiver(tmp_path), tmp_path / os.fsdecode(HIDDEN)
+    hidden.mkdir()
+    zombie = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    (hidden / f"{zombie.pid}-0").touch()
+    older = hidden / f"{os.getppid()}-0"
+    older.touch()
+    os.utime(older, (0, 0))
+    other = hidden / f"{os.getppid()}-1"
+    other.touch()
+    assert receiver.clear(), "another one writes"
+    assert list(hidden.iterdir()) == [other]
+    zombie.wait()
 
 
 def test_a_link_in_the_place_of_the_hidden_folder_is_not_followed(tmp_path: Path) -> None:

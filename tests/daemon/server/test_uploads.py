@@ -357,16 +357,18 @@ def test_a_disk_without_room_takes_no_uploads(tmp_path: Path) -> None:
     assert not any(place.inbox().iterdir())
 
 
-def test_what_a_killed_server_left_is_removed_and_not_what_another_one_writes(tmp_path: Path) -> None:
+def test_what_a_killed_server_left_is_removed_as_soon_as_nobody_writes_it(tmp_path: Path) -> None:
     place = open_place(tmp_path)
     hidden = place.inbox() / ".visiond-uploads"
     hidden.mkdir()
-    ours = f"{os.getpid()}-0"
-    for name in (ours, "999999999-7", "nonsense"):
-        (hidden / name).write_bytes(b"half")
-    with Daemon(place):
-        Client(place)
-        wait_for(lambda: list_hidden(place) == [ours], "the removal of the others")
+    with subprocess.Popen(["sleep", "60"]) as another:
+        for name in (f"{another.pid}-0", "999999999-7", "nonsense"):
+            (hidden / name).write_bytes(b"half")
+        with Daemon(place):
+            Client(place)
+            wait_for(lambda: list_hidden(place) == [f"{another.pid}-0"], "the removal of the others")
+            another.kill()
+            wait_for(lambda: not list_hidden(place), "the removal of the last one")
 
 
 def test_without_an_inbox_for_uploads_a_program_is_told_what_to_set(tmp_path: Path) -> None:
