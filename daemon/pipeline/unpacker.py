@@ -39,7 +39,7 @@ from stages.contract.processes import count_cores
 log = structlog.get_logger()
 
 AT_ONCE, MOST_AT_ONCE = 2, 8  # files that are unpacked at the same time: at least, and at most
-CORES = 4  # for each of them
+CORES = 2  # for each of them
 PAUSE_SECONDS = 1.0  # between two questions
 PAUSE_SHARE, LONGEST_PAUSE_SECONDS = 20, 5.0  # at least so many times as long as the answer took; at most
 

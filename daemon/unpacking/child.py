@@ -10,6 +10,7 @@ What it sends: messages.py.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import sys
 import time
@@ -37,6 +38,7 @@ from stages.images.decoder import DETAIL_CHARACTERS, confine, seal
 
 MOST = 2**64 - 1  # that a message can state
 LONGEST_NAME = 1 << 16  # bytes of a member's name that are sent
+NICE = 5  # images that wait come before those that are still packed
 BEAT_SECONDS, BEATS = 1.0, 4  # at least so many in decode_seconds
 
 
@@ -44,6 +46,7 @@ def main(arguments: Sequence[str]) -> None:
     parent, channel_fd, file_fd = map(int, arguments[:3])
     kind, rules = arguments[3], msgspec.json.decode(arguments[4], type=Rules)
     limits = msgspec.json.decode(arguments[5], type=Limits)
+    os.nice(NICE)
     confine(parent, limits)
     members.prepare(kind)
     with socket.socket(fileno=channel_fd) as channel, UnbufferedReader(file_fd) as file:

@@ -58,11 +58,13 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Decoded(msgspec.Struct, frozen=True):
-    """reason: None if the pixels are in the shared memory. last: the child exits after this answer."""
+    """reason: None if the pixels are in the shared memory. last: the child exits after this answer. is_gray: the pixels have
+    one byte each, not three."""
 
     reason: Reason | None = None
     detail: str = ""
     last: bool = False
+    is_gray: bool = False
 
 
 # The child
@@ -154,14 +156,14 @@ def answer(request: Request, memory: mmap.mmap) -> Decoded:
 
     try:
         with memoryview(memory) as view, view[: request.data_bytes] as data, view[request.pixels_at :] as out:
-            pixels.write_rgb(data, request.header, out)
+            is_gray = pixels.write_pixels(data, request.header, out)
     except ImageError as error:
         return Decoded(error.reason, error.detail)
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 – libraries raise anything on bad bytes
         return Decoded(Reason.DECODER, f"{request.header.format}: {_describe(error)}"[:DETAIL_CHARACTERS])
-    return Decoded()
+    return Decoded(is_gray=is_gray)
 
 
 def _describe(error: Exception) -> str:
@@ -211,7 +213,8 @@ class Decoder:
         return self._process.pid if self._process else None
 
     def decode(self, data: memoryview, header: Header) -> np.ndarray:
-        """Decode one image to uint8 [height, width, 3], RGB, upright; the array is a copy.
+        """Decode one image to uint8 [height, width, 3], RGB, upright; the array is a copy. That of a gray image has the stride
+        0 for its last axis: red, green and blue of a pixel are one byte.
 
         header: from `inspect`, of the same bytes. Raises ImageError: HEADER, TRUNCATED, DECODER.
         """
@@ -225,8 +228,9 @@ class Decoder:
             reply = self._ask(Request(len(data), start, header))
             if reply.reason is not None:
                 raise ImageError(reply.reason, reply.detail)
-            shape = (header.height, header.width, 3)
-            return np.frombuffer(self._memory, np.uint8, count, start).reshape(shape).copy()
+            strides = (header.width, 1, 0) if reply.is_gray else (3 * header.width, 3, 1)
+            pixels = np.frombuffer(self._memory, np.uint8, strides[0] * header.height, start).copy()
+            return np.ndarray((header.height, header.width, 3), np.uint8, pixels, strides=strides)
         finally:
             self._resize(KEPT_BYTES)
 

@@ -308,10 +308,11 @@ def _turn(pixels: torch.Tensor, orientation: int) -> torch.Tensor:
 
 
 def _to_device(pixels: np.ndarray, device: torch.device) -> torch.Tensor:
-    """[h, w, 3] in memory → [3, h, w] on the device."""
+    """[h, w, 3] in memory → [3, h, w] on the device. One byte of a gray pixel is copied there, and three are made of it."""
     import torch
 
-    tensor = torch.from_numpy(pixels)
+    is_gray = pixels.strides[2] == 0
+    tensor = torch.from_numpy(pixels[..., :1] if is_gray else pixels)
     if device.type == "cuda":
         tensor = tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.permute(2, 0, 1).contiguous()
+    return tensor.permute(2, 0, 1).expand(3, -1, -1).contiguous()

@@ -1,4 +1,4 @@
-"""Decodes images to 8-bit RGB with Pillow. Runs only inside a decoder's child process.
+"""Decodes images to 8 bits of RGB or gray. Runs only inside a decoder's child process.
 
 The reader of each format is called by name, so that no file can
 reach another plug-in of Pillow (EPS would start Ghostscript).
@@ -65,7 +65,8 @@ TRANSPOSITIONS = {
 # An orientation → the axes of the picture that are mirrored; above 4 it is transposed before.
 MIRRORED: dict[int, tuple[int, ...]] = {2: (1,), 3: (0, 1), 4: (0,), 6: (1,), 7: (0, 1), 8: (0,)}
 FRAMES = (b"acTL", b"fcTL", b"fdAT")  # of an animated PNG
-PLAIN = ((8, 2, 0), (8, 6, 0))  # of a PNG: bits, color type (RGB, RGBA) and interlacing
+PLAIN = ((8, 0, 0), (8, 2, 0), (8, 6, 0))  # of a PNG: bits, color type (gray, RGB, RGBA) and interlacing
+GRAY = ("1", "L")  # modes of Pillow
 # of a WebP: a kind of header, and the bit in it that says that a profile follows
 EXTENDED, PROFILED = b"VP8X", 0x20
 STRIP_PIXELS = 4_000_000  # converted at once, which limits the additional memory
@@ -99,8 +100,9 @@ def _open_heif(file: io.BytesIO) -> Image.Image:
         raise ImageError(Reason.DECODER, "HEIF: pillow-heif finds no picture in the file") from error
 
 
-def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
-    """Decode the first picture of `data` into `out`, rows of RGB from the top, upright.
+def write_pixels(data: memoryview, header: Header, out: memoryview) -> bool:
+    """Decode the first picture of `data` into `out`, rows from the top, upright: RGB, or one byte a pixel if it is stored in
+    gray, as most scans are, because that is three times less to convert and to copy. Returns whether it is gray.
 
     Raises ImageError: HEADER if the picture has another size than the header, TRUNCATED, DECODER; MemoryError.
     """
@@ -108,10 +110,10 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
     orientation = 1 if is_turned else header.orientation
     size = (header.height, header.width) if orientation > 4 else (header.width, header.height)
     plain = read_plain(data, header, size)
-    if plain is not None and _write_opaque(plain, orientation, find_profile(data, header.format), out):
-        return
+    if plain is not None and _is_opaque(plain) and not find_profile(data, header.format):
+        return _write_upright(plain, orientation, out)
     with _open(data, header) if plain is None else _picture_of(plain) as image:
-        plain = None  # Pillow has copied RGB
+        plain = None  # Pillow has copied it
         if header.format != "AVIF":  # which may be cropped
             _check_size(size, image.size)
         image.info.pop("xmp", None)  # Pillow would read an orientation from it that no other program applies
@@ -123,7 +125,7 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
         if orientation in TRANSPOSITIONS:
             upright = upright.transpose(TRANSPOSITIONS[orientation])
         _check_size((header.width, header.height), upright.size)  # some plug-ins know it only now
-        _write_strips(upright, out)
+        return _write_strips(upright, out)
 
 
 def _check_size(stated: tuple[int, int], found: tuple[int, int]) -> None:
@@ -137,9 +139,9 @@ def _check_size(stated: tuple[int, int], found: tuple[int, int]) -> None:
 
 def read_plain(data: memoryview, header: Header, size: tuple[int, int]) -> np.ndarray | None:
     """The pixels of most JPEGs, of a PNG as nearly all screenshots are, or of a WebP without a profile, uint8 [height, width,
-    3 or 4]: libjpeg-turbo, libspng and libwebp write them where numpy wants them, in half of the time that Pillow takes. None
-    for all others, for animations, and for those that they refuse: Pillow says what is wrong. size: as stored, width and
-    height. Raises ImageError(TRUNCATED)."""
+    1, 3 or 4]: libjpeg-turbo, libspng and libwebp write them where numpy wants them, in half of the time that Pillow takes.
+    None for all others, for animations, and for those that they refuse: Pillow says what is wrong. size: as stored, width
+    and height. Raises ImageError(TRUNCATED)."""
     read = PLAIN_READERS.get(header.format)
     pixels = read(data, header) if read else None
     # Pillow's way refuses what has another size than its header.
@@ -152,7 +154,7 @@ def _read_jpeg(data: memoryview, header: Header) -> np.ndarray | None:
     frame = read_jpeg_frame(data)
     if frame.is_plain and (len(frame.components) == 3 or not find_profile(data, "JPEG")):
         with contextlib.suppress(ValueError):  # with a warning too: Pillow reads what such a file still has
-            pixels: np.ndarray = decode_jpeg(data, "RGB")
+            pixels: np.ndarray = decode_jpeg(data, "RGB" if len(frame.components) == 3 else "GRAY")
             return pixels
     if header.is_deep:
         check_zeros(data)
@@ -168,7 +170,8 @@ def _read_png(data: memoryview, header: Header) -> np.ndarray | None:
     if any(kind == b"tRNS" for kind, _, _ in png_chunks(memoryview(picture))):
         return None
     with contextlib.suppress(SpngError):
-        return spng_decode(picture)
+        pixels = spng_decode(picture)
+        return pixels if pixels.ndim == 3 else pixels[..., None]
     return None
 
 
@@ -185,23 +188,27 @@ def _read_webp(data: memoryview, header: Header) -> np.ndarray | None:
 PLAIN_READERS = {"JPEG": _read_jpeg, "PNG": _read_png, "WEBP": _read_webp}
 
 
-def _write_opaque(pixels: np.ndarray, orientation: int, profile: bytes, out: memoryview) -> bool:
-    """Write the pixels upright. Returns whether that is right: nothing is transparent, and there is no profile."""
+def _is_opaque(pixels: np.ndarray) -> bool:
+    return bool(pixels.shape[2] < 4 or pixels[..., 3].min() == 255)
+
+
+def _write_upright(pixels: np.ndarray, orientation: int, out: memoryview) -> bool:
+    """Pixels without transparency. Returns whether they are gray."""
     import numpy as np
 
-    if profile or (pixels.shape[2] == 4 and pixels[..., 3].min() < 255):
-        return False
-    stored = pixels[..., :3].view("V3")[..., 0]  # numpy turns whole pixels twice as fast as their bytes
+    is_gray = bool(pixels.shape[2] == 1)
+    size, whole = (1, "V1") if is_gray else (3, "V3")  # numpy turns whole pixels twice as fast as their bytes
+    stored = pixels[..., :size].view(whole)[..., 0]
     if orientation > 4:
         stored = stored.swapaxes(0, 1)
     upright = np.flip(stored, MIRRORED.get(orientation, ()))
-    np.copyto(np.frombuffer(out, "V3", upright.size).reshape(upright.shape), upright)
-    return True
+    np.copyto(np.frombuffer(out, whole, upright.size).reshape(upright.shape), upright)
+    return is_gray
 
 
 def _picture_of(pixels: np.ndarray) -> Image.Image:
     height, width, bands = pixels.shape
-    mode = "RGBA" if bands == 4 else "RGB"
+    mode = {1: "L", 3: "RGB", 4: "RGBA"}[bands]
     return Image.frombuffer(mode, (width, height), pixels, "raw", mode, 0, 1)
 
 
@@ -348,20 +355,23 @@ def _is_cut_tiff(image: Image.Image, file_bytes: int) -> bool:
     )
 
 
-def _write_strips(image: Image.Image, out: memoryview) -> None:
+def _write_strips(image: Image.Image, out: memoryview) -> bool:
+    """Returns whether it is gray."""
     width, height = image.size
     ground = choose_ground(image) if image.has_transparency_data else "white"
-    rows = max(1, STRIP_PIXELS // width)
+    mode = "L" if image.mode in GRAY and not image.has_transparency_data else "RGB"
+    rows, row_bytes = max(1, STRIP_PIXELS // width), len(mode) * width
     for top in range(0, height, rows):
         bottom = min(top + rows, height)
         strip = image if (top, bottom) == (0, height) else image.crop((0, top, width, bottom))
-        out[3 * width * top : 3 * width * bottom] = _convert_to_rgb(strip, ground).tobytes()
+        out[row_bytes * top : row_bytes * bottom] = _convert(strip, mode, ground).tobytes()
+    return mode == "L"
 
 
-def _convert_to_rgb(image: Image.Image, ground: str) -> Image.Image:
+def _convert(image: Image.Image, mode: str, ground: str) -> Image.Image:
     if not image.has_transparency_data:
-        return image if image.mode == "RGB" else image.convert("RGB")
-    picture = Image.new("RGB", image.size, ground)
+        return image if image.mode == mode else image.convert(mode)
+    picture = Image.new(mode, image.size, ground)
     transparent = image.convert("RGBA")
     picture.paste(transparent, mask=transparent)
     return picture

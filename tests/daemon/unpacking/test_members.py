@@ -127,6 +127,17 @@ def test_a_page_of_a_million_points_is_left_out_and_the_others_are_not() -> None
     assert next(second.pieces)
 
 
+@pytest.mark.parametrize(("color", "mode"), [((90, 90, 90), "L"), ((90, 90, 200), "RGB")])
+def test_a_page_without_colors_is_written_in_gray(color: tuple[int, int, int], mode: str) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (60, 40), color).save(file, "PDF", quality=100)
+    _, page = walk("pdf", file.getvalue())
+    assert isinstance(page, Member)
+    image = Image.open(io.BytesIO(b"".join(page.pieces)))
+    assert image.mode == mode
+    assert image.convert("RGB").getpixel((100, 50)) == pytest.approx(color, abs=2)  # PDF has it as a JPEG
+
+
 def test_an_encrypted_member_says_so_and_the_others_are_read() -> None:
     items = walk("zip", encrypt(make_zip({"a.png": b"a", "b.png": b"b"})))
     _, first = next(items), next(items)

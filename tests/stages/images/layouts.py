@@ -699,12 +699,16 @@ def judge(layout: Layout) -> tuple[str, str]:
     try:
         header = inspect(data, Limits())
         out = bytearray(3 * header.width * header.height)
-        pixels.write_rgb(data, header, memoryview(out))
+        is_gray = pixels.write_pixels(data, header, memoryview(out))
     except ImageError as error:
         return ("refused" if error.reason is Reason.FORMAT else "failed"), error.detail
     except Exception as error:  # noqa: BLE001 – what the child's answer() makes of anything
         return "failed", repr(error)
-    found = np.frombuffer(out, np.uint8).reshape(header.height, header.width, 3)
+    size = 1 if is_gray else 3
+    stored = np.frombuffer(out, np.uint8, size * header.width * header.height)
+    found = np.broadcast_to(
+        stored.reshape(header.height, header.width, size), (header.height, header.width, 3)
+    )
     if found.shape != layout.shown.shape:
         return "wrong", f"{found.shape}"
     apart = np.abs(found.astype(int) - layout.shown)

@@ -48,12 +48,12 @@ SABOTAGE = """
 import fcntl, os, resource, signal, socket, sys, time
 from stages.images import decoder, pixels
 
-def misbehave(data, header, out, honest=pixels.write_rgb):
+def misbehave(data, header, out, honest=pixels.write_pixels):
     if header.width == 13:
         {deed}
-    honest(data, header, out)
+    return honest(data, header, out)
 
-pixels.write_rgb = misbehave
+pixels.write_pixels = misbehave
 decoder.main(sys.argv[1:])
 """
 DEEDS = {

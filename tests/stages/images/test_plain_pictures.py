@@ -5,15 +5,18 @@ from __future__ import annotations
 import io
 import random
 import zlib
+from contextlib import closing
 from functools import partial
 
 import numpy as np
 import pytest
-from PIL import Image
+import torch
+from PIL import Image, ImageOps
 
 from stages.contract.base import ImageError, Limits
 from stages.images import pixels
-from stages.images.images import inspect
+from stages.images.decoder import Decoders
+from stages.images.images import decode, inspect
 from stages.images.profiles import make_profile
 
 WIDE = make_profile((0.68, 0.32, 0.265, 0.69, 0.15, 0.06, 0.3127, 0.329), 0.0)  # as phones and Macs have it
@@ -48,8 +51,8 @@ def answer(data: bytes) -> tuple[object, ...]:
     try:
         header = inspect(memoryview(data), Limits())
         out = bytearray(3 * header.width * header.height)
-        pixels.write_rgb(memoryview(data), header, memoryview(out))
-        return header.width, header.height, bytes(out)
+        is_gray = pixels.write_pixels(memoryview(data), header, memoryview(out))
+        return header.width, header.height, is_gray, bytes(out)
     except ImageError as error:
         return error.reason, error.detail
     except (OSError, SyntaxError, ValueError) as error:  # the decoder's child makes an ImageError of it
@@ -80,6 +83,11 @@ PLAIN = {
     "wide colors": png(picture(), icc_profile=WIDE),
     "wide and transparent": png(picture(alpha=90), icc_profile=WIDE),
     **{f"turned {n}": png(picture(), n) for n in range(2, 9)},
+    "gray": png(picture().convert("L")),
+    "gray, turned": png(picture().convert("L"), 6),
+    "one clear gray": png(picture().convert("L"), transparency=70),
+    "gray, of a gray profile": png(picture().convert("L"), icc_profile=DARK),
+    "black and white": png(picture().convert("1")),
     "webp": webp(picture()),
     "webp with losses": webp(picture(), lossless=False, quality=50),
     "webp opaque": webp(picture(alpha=255)),
@@ -102,12 +110,14 @@ PLAIN = {
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_plain_picture_has_the_pixels_that_pillow_reads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = answer(PLAIN[name])
-    assert isinstance(given[2], bytes)
+    assert isinstance(given[-1], bytes)
     assert given == answer_of_pillow(PLAIN[name], monkeypatch)
 
 
 LEFT = (
     "one clear color",
+    "one clear gray",
+    "black and white",
     "webp of wide colors",
     "webp of two frames",
     "jpeg, gray, of a gray profile",
@@ -116,7 +126,7 @@ LEFT = (
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_what_has_one_picture_of_rgb_or_rgba_is_not_left_to_pillow(name: str) -> None:
+def test_what_has_one_picture_of_gray_rgb_or_rgba_is_not_left_to_pillow(name: str) -> None:
     data, size = memoryview(PLAIN[name]), (WIDTH, HEIGHT)
     assert (pixels.read_plain(data, inspect(data, Limits()), size) is None) == (name in LEFT)
 
@@ -142,9 +152,28 @@ def test_a_damaged_picture_gets_the_answer_of_pillow(monkeypatch: pytest.MonkeyP
     dice, answers = random.Random(1), set()
     for _ in range(300):
         data = damaged(
-            PLAIN[dice.choice(["rgb", "transparent", "webp with losses", "webp transparent", "jpeg"])], dice
+            PLAIN[
+                dice.choice(["rgb", "transparent", "gray", "webp with losses", "webp transparent", "jpeg"])
+            ],
+            dice,
         )
         given = answer(data)
         assert given == answer_of_pillow(data, monkeypatch)
         answers.add(given[0])
     assert len(answers) > 2  # of several kinds
+
+
+@pytest.mark.parametrize("name", ["gray", "gray, turned", "black and white", "jpeg, gray"])
+def test_one_byte_of_a_gray_pixel_is_moved_and_all_planes_have_it(name: str) -> None:
+    data = memoryview(PLAIN[name])
+    entry = data, inspect(data, Limits())
+    assert answer(PLAIN[name])[2], "it is gray"
+    with closing(Decoders(1, Limits())) as decoders:
+        [pixels], [tensor] = decoders.decode_all([entry]), decode([entry], "cpu", decoders)
+    assert isinstance(pixels, np.ndarray)
+    assert pixels.strides == (pixels.shape[1], 1, 0)
+    assert isinstance(tensor, torch.Tensor)
+    assert tensor.is_contiguous()
+    expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(PLAIN[name])).convert("L")))
+    for plane in tensor.numpy():
+        assert np.array_equal(plane, expected)
