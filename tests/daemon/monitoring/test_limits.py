@@ -26,7 +26,7 @@ def work(
     ]
 
 
-IDLE: dict[str, Any] = {"occupied": 0.0, "waiting": {"input": 1.0}, "in_flight": 0, "ended": 0}
+IDLE: dict[str, Any] = {"occupied": 0.0, "waiting": {"input": 1.0}, "in_flight": 0, "ended": 40}
 HALF: dict[str, Any] = {"gpu_busy": 0.5}
 
 

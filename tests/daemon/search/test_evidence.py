@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import daemon.search.evidence
+from daemon.core.errors import LedgerUnusable
 from daemon.core.labels import Kind, Label, ObjectLabel
 from daemon.core.messages import Output
 from daemon.labels.store import LabelStore
@@ -158,6 +159,22 @@ async def test_the_page_measures_new_labels_before_anybody_searches(place: Place
 def test_labels_that_are_there_before_the_image_count_too(place: Place) -> None:
     say(place, a="a ship at sea")
     place.add("a.jpg", "text", blip=caption("a dog on a lawn"))
+    assert images(place, "disagreement:labels") == [1]
+
+
+def test_labels_that_a_disk_did_not_give_once_are_measured_later(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(place, a="a ship at sea")
+    assert images(place, "disagreement:labels") == [], "its labels are known"
+    place.add("a.jpg", "text", blip=caption("a dog on a lawn"))
+
+    def fail(store: LabelStore) -> None:
+        raise LedgerUnusable("disk I/O error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LabelStore, "_open", fail)
+        assert look(place, "disagreement:labels").hits == []
     assert images(place, "disagreement:labels") == [1]
 
 

@@ -229,6 +229,7 @@ def test_whoever_is_logged_out_elsewhere_is_led_to_the_login(browser: Browser, t
             expect(tab.locator(".live")).to_contain_text("done")
             tab.goto(path)
             tab.context.clear_cookies()
+            expect(tab).to_have_url(f"{site.origin}/login")  # not the login within the page
             expect(tab.get_by_label("Token")).to_be_visible()
 
 

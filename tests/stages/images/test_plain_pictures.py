@@ -173,6 +173,7 @@ def test_one_byte_of_a_gray_pixel_is_moved_and_all_planes_have_it(name: str) -> 
     assert isinstance(pixels, np.ndarray)
     assert pixels.strides == (pixels.shape[1], 1, 0)
     assert isinstance(tensor, torch.Tensor)
+    assert tensor.shape == (3, *pixels.shape[:2])
     assert tensor.is_contiguous()
     expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(PLAIN[name])).convert("L")))
     for plane in tensor.numpy():
