@@ -110,7 +110,7 @@ def write_pixels(data: memoryview, header: Header, out: memoryview) -> bool:
     orientation = 1 if is_turned else header.orientation
     size = (header.height, header.width) if orientation > 4 else (header.width, header.height)
     plain = read_plain(data, header, size)
-    if plain is not None and _is_opaque(plain) and not find_profile(data, header.format):
+    if plain is not None and _is_as_shown(plain, data, header):
         return _write_upright(plain, orientation, out)
     with _open(data, header) if plain is None else _picture_of(plain) as image:
         plain = None  # Pillow has copied it
@@ -188,12 +188,14 @@ def _read_webp(data: memoryview, header: Header) -> np.ndarray | None:
 PLAIN_READERS = {"JPEG": _read_jpeg, "PNG": _read_png, "WEBP": _read_webp}
 
 
-def _is_opaque(pixels: np.ndarray) -> bool:
-    return bool(pixels.shape[2] < 4 or pixels[..., 3].min() == 255)
+def _is_as_shown(pixels: np.ndarray, data: memoryview, header: Header) -> bool:
+    """Whether nothing is transparent, and there is no profile."""
+    is_opaque = pixels.shape[2] < 4 or pixels[..., 3].min() == 255
+    return bool(is_opaque and not find_profile(data, header.format))
 
 
 def _write_upright(pixels: np.ndarray, orientation: int, out: memoryview) -> bool:
-    """Pixels without transparency. Returns whether they are gray."""
+    """Pixels as shown. Returns whether they are gray."""
     import numpy as np
 
     is_gray = bool(pixels.shape[2] == 1)
