@@ -134,6 +134,9 @@ def compare(
     from daemon.models.comparing import compare as compare_answers
     from daemon.models.verdict import Prices, as_document, describe, say_what_next
     from daemon.server.control import keep_answers
+    from daemon.system import log
+
+    log.set_up("warning", "console")  # a sentence, also where nobody sees it on a terminal
 
     named = read_changes(model, changes or [])
     settings = read_changed(config, stage, named)

@@ -426,6 +426,10 @@ def test_what_cannot_be_compared_is_refused_with_a_sentence(place: Place) -> Non
         ),
         (["--stage", "classifier", "--set", "backend=fake"], "classifier is not among the stages"),
         (["--stage", "nope", "--set", "backend=fake"], "nope is not among the stages of [pipeline]: ocr,"),
+        (
+            ["--stage", "yolo", "--model", "./nothing", "--set", "backend=transformers"],
+            "visiond: stages.yolo.model: there is no folder",
+        ),
     ):
         told = place.command("compare", *arguments)
         assert told.returncode != 0

@@ -30,6 +30,21 @@ def save_checkpoint(folder: Path) -> Path:
     return write_checkpoint(folder, files_in(MINI))
 
 
+def test_every_option_reaches_the_pack_under_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(making, "make_pack", lambda *given, **options: asked.append((given, options)))
+    monkeypatch.setattr(making, "explain_use", lambda *_: ["made"])
+    paths = [word for stage in ("ocr", "yolo", "clip", "blip") for word in (f"--{stage}", f"the/{stage}")]
+    made = CliRunner().invoke(
+        models_app, ["make", "mine", *paths, "--labels", "tags.txt", "--allow-pickle", "--force"]
+    )
+    assert made.output == "made\n"
+    [((folder, sources, _), options)] = asked
+    assert folder == Path("mine")
+    assert sources == {stage: Path("the", stage) for stage in ("ocr", "yolo", "clip", "blip")}
+    assert options == {"labels": Path("tags.txt"), "allow_pickle": True, "force": True}
+
+
 def test_a_pack_is_made_tried_pinned_and_used(tmp_path: Path) -> None:
     # without a manifest, and so without a notice
     clip = shutil.copytree(MINI / "clip", tmp_path / "weights" / "clip")
