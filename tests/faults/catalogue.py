@@ -78,7 +78,7 @@ def kill_groups(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
 
 
 def kill_workers(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
-    outcome = kill.kill_workers(kill.open_place(folder, workers=2), sizes["kills"], sizes["files"], chance)
+    outcome = kill.kill_workers(kill.open_place(folder, workers=2), sizes["kills"], sizes["waiting"], chance)
     return Figure(
         str(outcome), outcome.kept and outcome.figures["of their rate kept by the others"] >= RATE_KEPT
     )
@@ -370,7 +370,7 @@ KILLED = "0 lost, double, torn, wrong; 0 orphan processes after 5 s"
 ROWS = [
     Row("1", "kill -9 the daemon", KILLED, kill_daemons, {"kills": 200, "files": 10_000}),
     Row("2", "kill -9 the process group", KILLED, kill_groups, {"kills": 100, "files": 5_000}, {"kills": 2, "files": 200}),
-    Row("3", "kill -9 a random worker", f"{KILLED}; the others keep 95 %", kill_workers, {"kills": 300, "files": 30_000}),
+    Row("3", "kill -9 a random worker", f"{KILLED}; the others keep 95 %", kill_workers, {"kills": 300, "waiting": 3_000}),
     Row("3 load", "kill -9 a worker twice a second, under full load", f"{KILLED}; no daemon ends", kill_under_load,
         {"lives": 5, "kills": 40}, {"lives": 1, "kills": 1}),
     Row("4", "a file makes its worker segfault", "exactly those FAILED(poison)", poison, {"poison": 10, "files": 1000}),

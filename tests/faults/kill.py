@@ -128,24 +128,25 @@ def drain_daemons(place: Place, kills: int, files: int, chance: random.Random) -
     return Outcome(kills, orphans, verdict, time.monotonic() - started, {"s the slowest": slowest})
 
 
-def kill_workers(place: Place, kills: int, files: int, chance: random.Random) -> Outcome:
-    """One daemon with several workers, of which one at random is killed again and again;
-    the others' rate is measured."""
-    started = time.monotonic()
-    for _ in drop_shares(place, 0, files):
-        pass
+def kill_workers(place: Place, kills: int, waiting: int, chance: random.Random) -> Outcome:
+    """One daemon with several workers, of which one at random is killed again and again. So many images wait each time: the
+    seat of a worker that dies again and again without an answer is closed. The others' rate is measured."""
+    started, dropped = time.monotonic(), 0
     calm, shaken = Rate(), Rate()
     with Daemon(place) as daemon:
         workers = len(daemon.workers())
-        for number in range(1, kills + 1):
-            least = number * files * 3 // 4 // kills
+        for number in range(kills):
             before = daemon.wait_until(all_ready, "all workers")
+            wanted = before["ended_in_this_run"] + waiting
+            place.drop_many(range(dropped, wanted), INBOXES[number % len(INBOXES)])
+            dropped = max(dropped, wanted)
+            least = before["ended_in_this_run"] + waiting // 30
             after = daemon.wait_until(
                 lambda s, least=least: s["ended_in_this_run"] >= least and all_ready(s), "more work"
             )
             calm.add(before, after)
             shaken.add(kill_one(daemon, chance), daemon.wait_until(all_ready, "its successor"))
-        daemon.wait_idle(files, 120)
+        daemon.wait_idle(dropped, 120)
         assert daemon.stop() == 0
     kept = shaken.per_second / calm.per_second * workers / (workers - 1)
     return Outcome(
