@@ -80,7 +80,7 @@ class Seat:
 
     def note_loss(self, worker: Worker) -> None:
         """Its worker is lost; count that against the seat, if it is a quick death."""
-        if worker.answered or worker.shared:
+        if worker.answered or worker.shared or worker.died_idle:
             self.quick_deaths = self.lone_deaths = 0
         elif worker.died_alone:
             self.lone_deaths += 1

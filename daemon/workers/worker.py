@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import time
 from collections.abc import Mapping
@@ -36,6 +37,7 @@ from stages.contract import processes
 log = structlog.get_logger()
 
 LONGEST_MESSAGE = 256 << 20  # bytes
+OLD_SECONDS = 60.0  # a worker that dies so long after it has loaded was not broken from the start
 OUTPUT_SECONDS = 0.5  # after its end, to read what it printed
 
 
@@ -73,10 +75,14 @@ class Worker:
         self.unusable = False  # one of its stages cannot be built by any worker
         self.shared = False  # its GPU, by MPS: then its end proves nothing about its images or its seat
         self.died_alone = False  # while it ran the one image that all its slots were reserved for
+        self.died_idle = (
+            False  # long after it had loaded, without work and without a word: others have killed it
+        )
         # Set while all its slots are reserved; the event fires when the last one is back.
         self.alone: anyio.Event | None = None
         self.parked = 0
         self._pending: dict[int, asyncio.Future[Reply]] = {}
+        self._loaded_at = math.inf  # monotonic
         self._writer: asyncio.StreamWriter | None = None  # once it loads
         self._numbers = 0
         self._setup = setup
@@ -121,7 +127,7 @@ class Worker:
             raise WorkerLost(self.name, message.cause)
         assert isinstance(message, Ready)
         self.alive = self.loaded = True
-        self.heard_at = time.monotonic()
+        self.heard_at = self._loaded_at = time.monotonic()
         return message
 
     async def run(self, items: list[Item], timeout_seconds: float) -> Reply:
@@ -173,6 +179,8 @@ class Worker:
         """Give the worker up: every batch that it has raises WorkerLost, and further messages are ignored."""
         if not self.alive:
             return
+        is_old = time.monotonic() - self._loaded_at > OLD_SECONDS
+        self.died_idle = is_old and not (self._pending or self.cause or self.wrong or cause)
         self.alive, self.cause = False, self.cause or cause
         if self.alone:
             self.died_alone = self.alone.is_set() and bool(self._pending)

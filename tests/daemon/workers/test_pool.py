@@ -106,6 +106,21 @@ async def test_a_worker_that_is_not_heard_is_silent_until_it_is_heard_again(
         await until(lambda: place.describe().state == "ready")
 
 
+async def test_a_seat_is_not_closed_though_others_kill_its_worker_again_and_again_while_there_is_no_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("daemon.workers.worker.OLD_SECONDS", 0.0)
+    async with running() as seat:
+        for _ in range(QUICK_DEATHS + 1):
+            await until(lambda: seat.state == "ready")
+            worker = seat.worker
+            assert worker
+            os.kill(worker.process.pid, signal.SIGKILL)
+            await until(lambda worker=worker: seat.worker is not worker)
+        assert seat.last_cause == "killed by SIGKILL"
+        assert not seat.quick_deaths
+
+
 LEAVER = """#!{python}
 import socket, sys
 line = socket.socket(fileno=int(sys.argv[4]))
