@@ -38,8 +38,8 @@ from stages.contract.processes import count_cores
 
 log = structlog.get_logger()
 
-AT_ONCE, MOST_AT_ONCE = 2, 8  # files that are unpacked at the same time: at least, and at most
-CORES = 2  # for each of them
+AT_ONCE, MOST_AT_ONCE = 2, 8
+CORES = 2  # for each file
 PAUSE_SECONDS = 1.0  # between two questions
 PAUSE_SHARE, LONGEST_PAUSE_SECONDS = 20, 5.0  # at least so many times as long as the answer took; at most
 
@@ -57,6 +57,11 @@ class UnpackerHome(Protocol):
     async def admit(self, files: list[File]) -> None: ...
     async def end(self, endings: Sequence[Ending]) -> Committed: ...
     async def note_published(self, group: Published) -> None: ...
+
+
+def count_at_once(cores: int) -> int:
+    """Files that are unpacked at the same time."""
+    return min(MOST_AT_ONCE, max(AT_ONCE, cores // CORES))
 
 
 class Unpacker:
@@ -86,7 +91,7 @@ class Unpacker:
         """Unpack until cancelled."""
         self._coordinator = coordinator
         async with anyio.create_task_group() as tasks:
-            for _ in range(min(MOST_AT_ONCE, max(AT_ONCE, count_cores() // CORES))):
+            for _ in range(count_at_once(count_cores())):
                 tasks.start_soon(self._work)
 
     async def _work(self) -> None:

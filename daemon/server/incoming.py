@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import anyio
-import psutil
 from aiofiles.threadpool import wrap
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
@@ -191,7 +190,8 @@ class Receiver:
         self._has_taken = has_taken
         self._ignored = ignored_by(settings.ignore)
         self._known = KnownFolder(settings.root)
-        self._ours = b"%d-%b" % (os.getpid(), secrets.token_hex(4).encode())  # begins the hidden names
+        ours, token = os.getpid(), secrets.token_hex(4)
+        self._ours = f"{ours}-{started_at(ours)}-{token}".encode()  # begins the hidden names
         self._numbers = itertools.count()
         self._gathering = Group()
         self._placing = anyio.Lock()
@@ -326,10 +326,10 @@ class Receiver:
             for name in os.listdir(hidden):
                 if os.fsencode(name).startswith(self._ours):
                     continue
-                if _is_written(name, hidden):
+                if _is_written(name):
                     is_written = True
                 else:
-                    with contextlib.suppress(FileNotFoundError):  # it has got its name meanwhile
+                    with contextlib.suppress(FileNotFoundError):  # another server was faster
                         os.unlink(name, dir_fd=hidden)
         return is_written
 
@@ -365,17 +365,17 @@ def _hand_over(made: int, inbox: int) -> None:
             os.fchown(made, folder.st_uid, folder.st_gid)
 
 
-def _is_written(name: str, hidden: int) -> bool:
-    """Whether another process that made a hidden file is still there. One of this number is this one, or its predecessor in
-    another container; one that is younger than the file only has the number of the one that made it; and a zombie has
-    ended, though in a container perhaps nobody ever asks how."""
-    number = int(found[0]) if (found := re.match(r"\d{1,9}(?=-)", name)) else 0
-    if number in (0, os.getpid()):
-        return False
+def _is_written(name: str) -> bool:
+    """Whether the process that made a hidden file is still there. Another one with its number has started at another time."""
+    made_by = re.match(r"([1-9]\d{0,8})-([1-9]\d*)-", name)
+    return made_by is not None and started_at(int(made_by[1])) == int(made_by[2])
+
+
+def started_at(process: int) -> int:
+    """Clock ticks since the machine started, by proc(5); 0 if it has ended, though perhaps no parent has collected it yet."""
     try:
-        maker, written_at = psutil.Process(number), os.stat(name, dir_fd=hidden).st_mtime
-        return bool(maker.status() != psutil.STATUS_ZOMBIE and maker.create_time() <= written_at)
-    except (psutil.NoSuchProcess, FileNotFoundError):
-        return False
-    except psutil.AccessDenied:
-        return True
+        with open(f"/proc/{process}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])

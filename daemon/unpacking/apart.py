@@ -35,6 +35,7 @@ from stages.images.decoder import START_SECONDS, WALL_PER_CPU_SECOND, allow_cpu_
 
 MODULE = "daemon.unpacking.child"
 DEATH_SECONDS = 2.0
+WALL_PER_NICE_SECOND = 3 * WALL_PER_CPU_SECOND  # of the child, which has a lower priority
 # Of the kernel, which was out of memory or could not read a page, or of a user.
 OF_OTHERS = (signal.SIGKILL, signal.SIGBUS, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -121,10 +122,13 @@ def _fill(contents: Contents, fd: int, kind: str, rules: Rules, limits: Limits, 
             )
         children.add(process)
         try:
-            ours.settimeout(START_SECONDS + limits.decode_seconds * WALL_PER_CPU_SECOND)
+            ours.settimeout(wall_seconds := START_SECONDS + limits.decode_seconds * WALL_PER_NICE_SECOND)
             return _write_messages(contents, ours, process.pid, limits, children)
         except TimeoutError as error:  # without SIGXCPU: it had not enough of the processor
-            raise Interrupted(_explain_slow(limits)) from error
+            why = (
+                f"one part of it took longer than {wall_seconds:g} s, as the machine is busy or a disk hangs"
+            )
+            raise Interrupted(f"{why}. {_advise_more(limits)}") from error
         except (Torn, ConnectionError) as error:
             if children.is_stopped:
                 raise UnpackingStopped from error
@@ -169,8 +173,13 @@ def _write_messages(
 
 
 def _explain_slow(limits: Limits) -> str:
-    seconds = limits.decode_seconds
-    return f"one part of it took longer than decode_seconds = {seconds:g}. {advise(f'decode_seconds = {2 * seconds:g}')}"
+    return (
+        f"one part of it took longer than decode_seconds = {limits.decode_seconds:g}. {_advise_more(limits)}"
+    )
+
+
+def _advise_more(limits: Limits) -> str:
+    return advise(f"decode_seconds = {2 * limits.decode_seconds:g}")
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

@@ -66,7 +66,7 @@ TRANSPOSITIONS = {
 MIRRORED: dict[int, tuple[int, ...]] = {2: (1,), 3: (0, 1), 4: (0,), 6: (1,), 7: (0, 1), 8: (0,)}
 FRAMES = (b"acTL", b"fcTL", b"fdAT")  # of an animated PNG
 PLAIN = ((8, 0, 0), (8, 2, 0), (8, 6, 0))  # of a PNG: bits, color type (gray, RGB, RGBA) and interlacing
-GRAY = ("1", "L")  # modes of Pillow
+ONE_BYTE = ("1", "L")  # modes of Pillow that are written with one byte a pixel
 # of a WebP: a kind of header, and the bit in it that says that a profile follows
 EXTENDED, PROFILED = b"VP8X", 0x20
 STRIP_PIXELS = 4_000_000  # converted at once, which limits the additional memory
@@ -101,8 +101,9 @@ def _open_heif(file: io.BytesIO) -> Image.Image:
 
 
 def write_pixels(data: memoryview, header: Header, out: memoryview) -> bool:
-    """Decode the first picture of `data` into `out`, rows from the top, upright: RGB, or one byte a pixel if it is stored in
-    gray, as most scans are, because that is three times less to convert and to copy. Returns whether it is gray.
+    """Decode the first picture of `data` into `out`, rows from the top, upright: RGB, or one byte a pixel if it is gray, as
+    most scans are, without transparency or a profile that makes colors of it. That is three times less to convert and to
+    copy. Returns whether it is gray.
 
     Raises ImageError: HEADER if the picture has another size than the header, TRUNCATED, DECODER; MemoryError.
     """
@@ -113,7 +114,7 @@ def write_pixels(data: memoryview, header: Header, out: memoryview) -> bool:
     if plain is not None and _is_as_shown(plain, data, header):
         return _write_upright(plain, orientation, out)
     with _open(data, header) if plain is None else _picture_of(plain) as image:
-        plain = None  # Pillow has copied it
+        plain = None  # Pillow has copied it, or holds it
         if header.format != "AVIF":  # which may be cropped
             _check_size(size, image.size)
         image.info.pop("xmp", None)  # Pillow would read an orientation from it that no other program applies
@@ -191,7 +192,8 @@ PLAIN_READERS = {"JPEG": _read_jpeg, "PNG": _read_png, "WEBP": _read_webp}
 def _is_as_shown(pixels: np.ndarray, data: memoryview, header: Header) -> bool:
     """Whether nothing is transparent, and there is no profile."""
     is_opaque = pixels.shape[2] < 4 or pixels[..., 3].min() == 255
-    return bool(is_opaque and not find_profile(data, header.format))
+    mode = "L" if pixels.shape[2] == 1 else "RGB"
+    return bool(is_opaque and not find_profile(data, header.format, mode=mode))
 
 
 def _write_upright(pixels: np.ndarray, orientation: int, out: memoryview) -> bool:
@@ -361,8 +363,8 @@ def _write_strips(image: Image.Image, out: memoryview) -> bool:
     """Returns whether it is gray."""
     width, height = image.size
     ground = choose_ground(image) if image.has_transparency_data else "white"
-    mode = "L" if image.mode in GRAY and not image.has_transparency_data else "RGB"
-    rows, row_bytes = max(1, STRIP_PIXELS // width), len(mode) * width
+    mode = "L" if image.mode in ONE_BYTE and not image.has_transparency_data else "RGB"
+    rows, row_bytes = max(1, STRIP_PIXELS // width), len(mode) * width  # a byte for each letter
     for top in range(0, height, rows):
         bottom = min(top + rows, height)
         strip = image if (top, bottom) == (0, height) else image.crop((0, top, width, bottom))

@@ -17,7 +17,7 @@ from daemon.config.loading import parse
 from daemon.core.errors import MissingLibrary
 from daemon.core.jobs import Failure
 from daemon.pipeline.containers import Containers
-from daemon.pipeline.unpacker import open_unpacker
+from daemon.pipeline.unpacker import count_at_once, open_unpacker
 from daemon.unpacking.folder import NoRoom
 from stages.contract.base import Reason
 from tests.daemon.unpacking.containers import make_pages, make_tar, make_video, make_zip
@@ -25,6 +25,11 @@ from tests.daemon_process import Daemon, Place, picture, wait_for
 from tests.makers import make_job
 
 KINDS = ["zip", "tar", "tiff", "pdf", "video"]
+
+
+@pytest.mark.parametrize(("cores", "count"), [(1, 2), (4, 2), (8, 4), (16, 8), (64, 8)])
+def test_more_files_are_unpacked_at_once_on_more_cores(cores: int, count: int) -> None:
+    assert count_at_once(cores) == count
 
 
 def open_place(folder: Path, kinds: list[str] = KINDS, **settings: Any) -> Place:

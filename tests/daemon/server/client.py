@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Mapping
-from contextlib import closing
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from http.client import HTTPMessage
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,6 +92,16 @@ def form_of(files: Mapping[str, bytes]) -> bytes:
         for name, data in files.items()
     ]
     return field + b"".join(part + b"\r\n" for part in parts) + f"--{BOUNDARY}--\r\n".encode()
+
+
+@contextmanager
+def sleeping() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that does nothing."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def list_hidden(place: Place, inbox: str = "") -> list[str]:

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import stat
-import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -25,11 +24,13 @@ from daemon.server.incoming import (
     Upload,
     choose_suffix,
     clean,
+    started_at,
 )
 from daemon.system.beneath import rename_to_free
 from daemon.unpacking import folder
 from daemon.unpacking.folder import NoRoom
 from stages.contract.base import ImageError
+from tests.daemon.server.client import sleeping
 from tests.daemon_process import PATIENCE, picture
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -298,17 +299,29 @@ def test_what_a_zombie_or_a_predecessor_with_the_number_of_another_process_left_
 ) -> None:
     receiver, hidden = open_receiver(tmp_path), tmp_path / os.fsdecode(HIDDEN)
     hidden.mkdir()
-    zombie = subprocess.Popen(["true"])
-    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-    (hidden / f"{zombie.pid}-0").touch()
-    older = hidden / f"{os.getppid()}-0"
-    older.touch()
-    os.utime(older, (0, 0))
-    other = hidden / f"{os.getppid()}-1"
-    other.touch()
-    assert receiver.clear(), "another one writes"
-    assert list(hidden.iterdir()) == [other]
-    zombie.wait()
+    with sleeping() as zombie, sleeping() as another:
+        started = started_at(zombie.pid), started_at(another.pid)
+        zombie.kill()
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+        (hidden / f"{zombie.pid}-{started[0]}-0").touch()
+        (hidden / f"{another.pid}-{started[1] - 1}-0").touch()
+        (hidden / f"{another.pid}-0").touch()  # of an earlier version
+        written = hidden / f"{another.pid}-{started[1]}-0"
+        written.touch()
+        assert receiver.clear(), "another one writes"
+        assert list(hidden.iterdir()) == [written]
+
+
+def test_what_another_server_has_removed_meanwhile_stops_no_removal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver, hidden = open_receiver(tmp_path), tmp_path / os.fsdecode(HIDDEN)
+    hidden.mkdir()
+    (hidden / "999999999-7").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", lambda _: ["999999998-7", "999999999-7"])
+        assert not receiver.clear()
+    assert not any(hidden.iterdir())
 
 
 def test_a_link_in_the_place_of_the_hidden_folder_is_not_followed(tmp_path: Path) -> None:

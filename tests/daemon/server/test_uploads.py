@@ -27,6 +27,7 @@ import pytest
 from daemon.config.loading import parse
 from daemon.monitoring.series import Series
 from daemon.server.guard import COOKIE, cookie_of
+from daemon.server.incoming import started_at
 from daemon.server.uploads import Uploads
 from tests.daemon.server.client import (
     BOUNDARY,
@@ -36,6 +37,7 @@ from tests.daemon.server.client import (
     open_place,
     page_process,
     read_answer,
+    sleeping,
 )
 from tests.daemon.server.site import Site
 from tests.daemon.server.test_exif import encode
@@ -361,12 +363,13 @@ def test_what_a_killed_server_left_is_removed_as_soon_as_nobody_writes_it(tmp_pa
     place = open_place(tmp_path)
     hidden = place.inbox() / ".visiond-uploads"
     hidden.mkdir()
-    with subprocess.Popen(["sleep", "60"]) as another:
-        for name in (f"{another.pid}-0", "999999999-7", "nonsense"):
+    with sleeping() as another:
+        theirs = f"{another.pid}-{started_at(another.pid)}-0"
+        for name in (theirs, "999999999-7", "nonsense"):
             (hidden / name).write_bytes(b"half")
         with Daemon(place):
             Client(place)
-            wait_for(lambda: list_hidden(place) == [f"{another.pid}-0"], "the removal of the others")
+            wait_for(lambda: list_hidden(place) == [theirs], "the removal of the others")
             another.kill()
             wait_for(lambda: not list_hidden(place), "the removal of the last one")
 

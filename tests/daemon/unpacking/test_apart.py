@@ -31,6 +31,7 @@ from tests.daemon.unpacking.containers import (
     make_video,
     make_zip,
 )
+from tests.daemon_process import wait_for
 from tests.stages.images.layouts import directory, gray, reverse_bits, tiff_file
 
 IGNORED = Ignored([".*"]).hides
@@ -297,6 +298,17 @@ def test_a_page_that_needs_too_much_memory_says_so(bench: Bench) -> None:
     outcome = bench.take("pdf", huge, limits=Limits(decode_bytes=512 << 20))
     assert outcome.files == 0
     assert outcome.problem
+
+
+def test_images_come_before_what_is_still_packed(bench: Bench) -> None:
+    class Watched(Targets):
+        def add(self, process: subprocess.Popen[bytes]) -> None:
+            super().add(process)
+            ours = os.getpriority(os.PRIO_PROCESS, 0)
+            wait_for(lambda: os.getpriority(os.PRIO_PROCESS, process.pid) > ours, "a lower priority")
+
+    bench.children = Watched()
+    assert bench.take("zip", make_zip({"a.png": b"a"})).files == 1
 
 
 def test_a_stop_ends_the_child_and_leaves_nothing(bench: Bench) -> None:

@@ -27,6 +27,7 @@ from daemon.unpacking.members import (
     UnbufferedReader,
     Unusable,
     explain,
+    without_needless_colors,
 )
 from daemon.unpacking.messages import Declared, Link, Twin
 from tests.daemon.unpacking.containers import (
@@ -136,6 +137,14 @@ def test_a_page_without_colors_is_written_in_gray(color: tuple[int, int, int], m
     image = Image.open(io.BytesIO(b"".join(page.pieces)))
     assert image.mode == mode
     assert image.convert("RGB").getpixel((100, 50)) == pytest.approx(color, abs=2)  # PDF has it as a JPEG
+
+
+@pytest.mark.parametrize("color", [(91, 90, 90), (90, 91, 90), (90, 90, 91)])
+def test_one_pixel_with_a_color_in_the_last_row_keeps_all_colors(color: tuple[int, int, int]) -> None:
+    image = Image.new("RGB", (30, 700), (90, 90, 90))
+    assert without_needless_colors(image).mode == "L"
+    image.putpixel((29, 699), color)
+    assert without_needless_colors(image) is image
 
 
 def test_an_encrypted_member_says_so_and_the_others_are_read() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import struct
 import zlib
 from contextlib import closing
 from functools import partial
@@ -46,6 +47,13 @@ png, webp = partial(stored, "PNG"), partial(stored, "WEBP", lossless=True)
 jpeg = partial(stored, "JPEG", quality=85)
 
 
+def with_chunks(data: bytes, **chunks: bytes) -> bytes:
+    """A PNG with these chunks behind its header."""
+    bodies = [name.encode() + content for name, content in chunks.items()]
+    made = [struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body)) for body in bodies]
+    return data[:33] + b"".join(made) + data[33:]
+
+
 def answer(data: bytes) -> tuple[object, ...]:
     """The pixels, or what is wrong."""
     try:
@@ -86,6 +94,9 @@ PLAIN = {
     "gray": png(picture().convert("L")),
     "gray, turned": png(picture().convert("L"), 6),
     "one clear gray": png(picture().convert("L"), transparency=70),
+    "gray, of a gamma and a broken cHRM": with_chunks(
+        png(picture().convert("L")), gAMA=(100_000).to_bytes(4, "big"), cHRM=bytes(32)
+    ),
     "gray, of a gray profile": png(picture().convert("L"), icc_profile=DARK),
     "black and white": png(picture().convert("1")),
     "webp": webp(picture()),
@@ -164,7 +175,17 @@ def test_a_damaged_picture_gets_the_answer_of_pillow(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", ["gray", "gray, turned", "black and white", "jpeg, gray"])
-def test_one_byte_of_a_gray_pixel_is_moved_and_all_planes_have_it(name: str) -> None:
+def test_one_byte_of_a_gray_pixel_is_moved_and_all_planes_have_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[tuple[int, ...]] = []
+    take = torch.from_numpy
+
+    def note(given: np.ndarray) -> torch.Tensor:
+        moved.append(given.shape)
+        return take(given)
+
+    monkeypatch.setattr(torch, "from_numpy", note)
     data = memoryview(PLAIN[name])
     entry = data, inspect(data, Limits())
     assert answer(PLAIN[name])[2], "it is gray"
@@ -172,6 +193,7 @@ def test_one_byte_of_a_gray_pixel_is_moved_and_all_planes_have_it(name: str) -> 
         [pixels], [tensor] = decoders.decode_all([entry]), decode([entry], "cpu", decoders)
     assert isinstance(pixels, np.ndarray)
     assert pixels.strides == (pixels.shape[1], 1, 0)
+    assert moved == [(*pixels.shape[:2], 1)]
     assert isinstance(tensor, torch.Tensor)
     assert tensor.shape == (3, *pixels.shape[:2])
     assert tensor.is_contiguous()
