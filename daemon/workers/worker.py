@@ -180,7 +180,7 @@ class Worker:
         if not self.alive:
             return
         is_old = time.monotonic() - self._loaded_at > OLD_SECONDS
-        self.died_idle = is_old and not (self._pending or self.cause or self.wrong or cause)
+        self.died_idle = is_old and not any((self._pending, self.cause, self.wrong, cause))
         self.alive, self.cause = False, self.cause or cause
         if self.alone:
             self.died_alone = self.alone.is_set() and bool(self._pending)
