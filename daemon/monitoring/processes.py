@@ -6,6 +6,7 @@ import os
 from typing import NamedTuple
 
 from daemon.monitoring.limits import IN_DAEMON, IN_DECODERS, IN_WORKERS
+from stages.contract.processes import read_stat
 
 KINDS = {b"stages.images.decoder": IN_DECODERS, b"daemon.workers.child": IN_WORKERS}  # by module
 TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
@@ -60,10 +61,7 @@ class CpuTimes:
 
 def _read_stat(pid: int) -> _Stat | None:
     """None if it has ended."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
+    if not (fields := read_stat(pid)):
         return None
     return _Stat(int(fields[1]), (int(fields[11]) + int(fields[12])) * TICK_SECONDS)
 

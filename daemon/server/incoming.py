@@ -32,6 +32,7 @@ from daemon.system.mounts import KnownFolder
 from daemon.unpacking.folder import check_room
 from daemon.unpacking.kinds import kind_of
 from stages.contract.base import ImageError
+from stages.contract.processes import read_stat
 from stages.images.formats import HEAD, identify
 
 HIDDEN = b".visiond-uploads"  # a folder in the inbox that it ignores, as all names of the daemon's own
@@ -373,9 +374,5 @@ def _is_written(name: str) -> bool:
 
 def started_at(process: int) -> int:
     """Clock ticks since the machine started, by proc(5); 0 if it has ended, though perhaps no parent has collected it yet."""
-    try:
-        with open(f"/proc/{process}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+    fields = read_stat(process)
+    return int(fields[19]) if fields and fields[0] not in (b"Z", b"X") else 0

@@ -11,7 +11,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 import anyio
@@ -98,12 +97,10 @@ async def _wait(process: anyio.abc.Process, seconds: float) -> None:
 
 def is_ending(pid: int) -> bool:
     """Whether a process no longer runs any code, while the kernel is still freeing what it had."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    if not (fields := processes.read_stat(pid)):
         return False
     state, flags, threads = fields[0], int(fields[6]), int(fields[17])
-    is_gone = state == "Z" and threads <= 1  # nobody has asked for its exit status yet
+    is_gone = state == b"Z" and threads <= 1  # nobody has asked for its exit status yet
     return bool(flags & EXITING) and not is_gone
 
 

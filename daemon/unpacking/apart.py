@@ -122,12 +122,11 @@ def _fill(contents: Contents, fd: int, kind: str, rules: Rules, limits: Limits, 
             )
         children.add(process)
         try:
-            ours.settimeout(wall_seconds := START_SECONDS + limits.decode_seconds * WALL_PER_NICE_SECOND)
+            wall_seconds = START_SECONDS + limits.decode_seconds * WALL_PER_NICE_SECOND
+            ours.settimeout(wall_seconds)
             return _write_messages(contents, ours, process.pid, limits, children)
         except TimeoutError as error:  # without SIGXCPU: it had not enough of the processor
-            why = (
-                f"one part of it took longer than {wall_seconds:g} s, as the machine is busy or a disk hangs"
-            )
+            why = f"a part of it took longer than {wall_seconds:g} s, as the machine is busy or a disk hangs"
             raise Interrupted(f"{why}. {_advise_more(limits)}") from error
         except (Torn, ConnectionError) as error:
             if children.is_stopped:
@@ -173,9 +172,8 @@ def _write_messages(
 
 
 def _explain_slow(limits: Limits) -> str:
-    return (
-        f"one part of it took longer than decode_seconds = {limits.decode_seconds:g}. {_advise_more(limits)}"
-    )
+    seconds = limits.decode_seconds
+    return f"one part of it took longer than decode_seconds = {seconds:g}. {_advise_more(limits)}"
 
 
 def _advise_more(limits: Limits) -> str:

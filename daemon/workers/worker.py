@@ -75,9 +75,7 @@ class Worker:
         self.unusable = False  # one of its stages cannot be built by any worker
         self.shared = False  # its GPU, by MPS: then its end proves nothing about its images or its seat
         self.died_alone = False  # while it ran the one image that all its slots were reserved for
-        self.died_idle = (
-            False  # long after it had loaded, without work and without a word: others have killed it
-        )
+        self.died_idle = False  # long after it had loaded, without work and a word: others have killed it
         # Set while all its slots are reserved; the event fires when the last one is back.
         self.alone: anyio.Event | None = None
         self.parked = 0

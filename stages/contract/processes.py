@@ -47,6 +47,15 @@ def die_with(parent: int, signum: signal.Signals = signal.SIGKILL) -> None:
         sys.exit("the parent is gone")
 
 
+def read_stat(pid: int) -> list[bytes]:
+    """What proc(5) has of a process in `stat`, from its third field on, the state; empty if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
 def describe_end(status: int | None, killed: str = "killed by", ended: str = "exited with status") -> str:
     """How a child ended, by its exit status: "killed by SIGKILL" or "exited with status 1"."""
     if status is not None and status < 0:

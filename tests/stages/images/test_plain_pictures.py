@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-import struct
 import zlib
 from contextlib import closing
 from functools import partial
@@ -19,6 +18,7 @@ from stages.images import pixels
 from stages.images.decoder import Decoders
 from stages.images.images import decode, inspect
 from stages.images.profiles import make_profile
+from tests.inputs import chunk
 
 WIDE = make_profile((0.68, 0.32, 0.265, 0.69, 0.15, 0.06, 0.3127, 0.329), 0.0)  # as phones and Macs have it
 DARK = make_profile((), 1.0, is_gray=True)
@@ -47,11 +47,8 @@ png, webp = partial(stored, "PNG"), partial(stored, "WEBP", lossless=True)
 jpeg = partial(stored, "JPEG", quality=85)
 
 
-def with_chunks(data: bytes, **chunks: bytes) -> bytes:
-    """A PNG with these chunks behind its header."""
-    bodies = [name.encode() + content for name, content in chunks.items()]
-    made = [struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body)) for body in bodies]
-    return data[:33] + b"".join(made) + data[33:]
+GRAY = png(picture().convert("L"))  # its header ends at byte 33
+LINEAR = chunk(b"gAMA", (100_000).to_bytes(4, "big"))
 
 
 def answer(data: bytes) -> tuple[object, ...]:
@@ -91,12 +88,10 @@ PLAIN = {
     "wide colors": png(picture(), icc_profile=WIDE),
     "wide and transparent": png(picture(alpha=90), icc_profile=WIDE),
     **{f"turned {n}": png(picture(), n) for n in range(2, 9)},
-    "gray": png(picture().convert("L")),
+    "gray": GRAY,
     "gray, turned": png(picture().convert("L"), 6),
     "one clear gray": png(picture().convert("L"), transparency=70),
-    "gray, of a gamma and a broken cHRM": with_chunks(
-        png(picture().convert("L")), gAMA=(100_000).to_bytes(4, "big"), cHRM=bytes(32)
-    ),
+    "gray, of a gamma and a broken cHRM": b"".join((GRAY[:33], LINEAR, chunk(b"cHRM", bytes(32)), GRAY[33:])),
     "gray, of a gray profile": png(picture().convert("L"), icc_profile=DARK),
     "black and white": png(picture().convert("1")),
     "webp": webp(picture()),
