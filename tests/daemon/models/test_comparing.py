@@ -254,11 +254,12 @@ def test_what_was_computed_before_a_signal_is_kept_and_the_same_command_goes_on(
     place: Place, signum: signal.Signals
 ) -> None:
     device = place.folder / "device"
-    slow = {"device_file": str(device), "latency_per_image_seconds": 0.05}
+    slow = {"device_file": str(device), "latency_per_image_seconds": 0.05, "switch_seconds": 0.001}
     place.configure({"stages": {"yolo": {"batch_size": 1, "options": slow}}})
     before = place.rows("SELECT COUNT(*) FROM result")
     with start_compare(place) as process:
-        wait_for(device.exists, "the first image", process=process)
+        # Whether it has content: a worker makes it before it locks it, and the test could be first.
+        wait_for(lambda: device.exists() and device.read_bytes(), "the first image", process=process)
         with device.open("a") as held:
             fcntl.flock(held, fcntl.LOCK_EX)  # no other image gets the device
             new = "SELECT COUNT(*) FROM result"
