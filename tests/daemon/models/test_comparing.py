@@ -181,13 +181,15 @@ def test_the_answers_are_those_that_a_redo_gives(place: Place) -> None:
     )
 
 
-def test_a_sample_says_what_the_whole_ledger_says_within_its_interval(place: Place) -> None:
-    sampled = compare(place, "--sample", "25", "--seed", "4")["shares"]
-    whole = compare(place)["shares"]
-    for name, share in sampled.items():
-        assert share["low"] <= whole[name]["value"] <= share["high"]
-        assert whole[name]["low"] == whole[name]["high"]
-    assert sampled["changed"]["low"] < sampled["changed"]["high"]
+def test_a_sample_has_the_shares_of_its_images_and_an_interval_and_the_whole_ledger_has_none(place: Place) -> None:
+    sampled, whole = compare(place, "--sample", "25"), compare(place)
+    drawn = {each["id"] for each in sampled["most_changed"]}
+    other = [each["is_other"] for each in whole["most_changed"] if each["id"] in drawn]
+    expected = estimate_share(sum(other), 25, sampled["images"])
+    assert len(other) == 25
+    assert sampled["shares"]["changed"] == pytest.approx(expected._asdict(), abs=1e-6)
+    assert sampled["shares"]["changed"]["low"] < sampled["shares"]["changed"]["high"]
+    assert all(share["low"] == share["value"] == share["high"] for share in whole["shares"].values())
 
 
 def test_images_without_an_answer_of_the_stage_are_no_part_of_what_is_estimated(place: Place) -> None:
