@@ -41,6 +41,7 @@ class Setup(msgspec.Struct, tag="setup", frozen=True):
     rehearse: bool = False  # each thread runs the known images before the first image
     references: str = ""  # the folder where first answers to the known images are kept; empty: nowhere
     group_pixels: int = LEAST_GROUP_PIXELS  # of a batch, decoded at once
+    host_group_pixels: int = LEAST_GROUP_PIXELS  # of these, what a GPU does not decode itself
 
 
 class Loaded(msgspec.Struct, tag="loaded", frozen=True):

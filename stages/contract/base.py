@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 UNFAMILIAR = "not a scene of the demonstration pack"
 # Images of the batches of a GPU with much memory. With smaller ones, stages save memory even if that takes time.
 FULL_BATCH = 128
+SIZE_STEP = 16  # images, between the sizes of large batches: a GPU fills others up with empty ones
 
 
 class Reason(StrEnum):

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 import torch.nn.functional as F
 
-from stages.contract.base import DeviceLost, Image, OutOfMemory, StageSpec
+from stages.contract.base import SIZE_STEP, DeviceLost, Image, OutOfMemory, StageSpec
 from stages.contract.descriptor import SMALL
 from stages.kernels.cache import OLDEST_GPU, wait_for_compiler
 
@@ -25,8 +25,6 @@ Key = TypeVar("Key", bound=Hashable)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 BACKGROUND = "background"  # the name of threads that prepare something for later
-
-SIZE_STEP = 16  # images, between the sizes of large batches
 
 _OUT_OF_MEMORY = (
     *("CUDA error: out of memory", "Triton Error [CUDA]: out of memory"),
