@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable
 from io import IOBase
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
@@ -145,7 +145,13 @@ def frame(message: Any) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-def read_frame(stream: IOBase, longest: float = inf) -> bytes:
+def write_frame(stream: IO[bytes], message: Any) -> None:
+    """To a stream that blocks."""
+    stream.write(frame(message))
+    stream.flush()
+
+
+def read_frame(stream: IOBase | IO[bytes], longest: float = inf) -> bytes:
     """The bytes of the next message from a stream that blocks. longest: in bytes.
 
     Raises EOFError when the other side is gone, and msgspec.DecodeError if it is longer.
