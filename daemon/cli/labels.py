@@ -51,9 +51,7 @@ def import_labels(
         bool, flag("--by-file-name", "The last part of a name is enough to find its image.")
     ] = False,
     only: KindsOption = None,
-    origin: Annotated[
-        str, option("--origin TEXT", "Where they are from. Default: as exported, or FILE.")
-    ] = "",
+    origin: Annotated[str, option("--origin TEXT", "Their origin. Default: as exported, or FILE.")] = "",
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:

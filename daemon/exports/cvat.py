@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -80,18 +79,18 @@ def _write_image(out: IO[bytes], image: Answered, labels: dict[str, dict[str, No
 
 
 def _shapes(image: Answered) -> Iterator[Shape]:
-    people = defaultdict[Kind, dict[str, str]](dict, {kind: {"source": "manual"} for kind in image.origins})
+    people = {kind: {"source": "manual"} for kind in image.origins}
     drawn = {"occluded": "0", "z_order": "0"}
     for label, score, box in image.objects:
         corners = zip(("xtl", "ytl", "xbr", "ybr"), (f"{value:.2f}" for value in box), strict=True)
-        yield "box", label, people[Kind.OBJECTS] | drawn | dict(corners), {"score": f"{score:.3f}"}
+        yield "box", label, people.get(Kind.OBJECTS, {}) | drawn | dict(corners), {"score": f"{score:.3f}"}
     for text, score, outline in image.lines:
         points = ";".join(f"{x:.2f},{y:.2f}" for x, y in outline)
         yield "polygon", LINE, drawn | {"points": points}, {"text": text, "score": f"{score:.3f}"}
     for label, score in image.tags:
-        yield "tag", label, people[Kind.TAGS], {"score": f"{score:.3f}"}
+        yield "tag", label, people.get(Kind.TAGS, {}), {"score": f"{score:.3f}"}
     for caption in image.captions:
-        yield "tag", CAPTION, people[Kind.CAPTION], {"text": caption}
+        yield "tag", CAPTION, people.get(Kind.CAPTION, {}), {"text": caption}
 
 
 def _describe(name: str, attributes: Iterable[str]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ size_categories: {sizes}
 tags: ["visiond"]
 models: {models}
 ---
-# Images with the answers of models{title}
+# Images with {makers}
 
 {people} What the license of the images is, only their owner knows.
 
@@ -116,7 +116,7 @@ def _describe(count: int, labelled: int, filled: set[str], models: list[dict[str
     people = f"People have labelled {labelled:,} of {count:,} images, see `labels`; no person has checked the other answers."
     return CARD.format(  # JSON is YAML
         creators=_json(["machine-generated", *["other"] * bool(labelled)]),
-        title=" and labels of people" * bool(labelled),
+        makers="the answers of models" + " and labels of people" * bool(labelled),
         people=people if labelled else "No person has checked these answers.",
         tasks=_json([task for column, task in TASKS.items() if column in filled]),
         sizes=_json([size]),

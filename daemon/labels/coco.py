@@ -55,9 +55,8 @@ def read_coco(coco: Coco, left_out: LeftOut) -> Iterator[Said]:
         for image in coco.images:
             size = (image.width, image.height) if image.width and image.height else None
             if (value := parts.get(_key(image.id), [])) is not None:
-                yield from say(
-                    image.location or image.file_name, kind, value, size, size, image.visiond.digest
-                )
+                name, digest = image.location or image.file_name, image.visiond.digest
+                yield from say(name, kind, value, size, size, digest)
 
 
 def _key(id: Id) -> str:

@@ -59,7 +59,7 @@ class LabelTask(msgspec.Struct):
     completions: list[_Answer] | None = None  # as they were called before version 1.0
 
     @property
-    def exported(self) -> Exported:
+    def about(self) -> Exported:
         return self.meta.visiond if self.meta else Exported()
 
 
@@ -69,11 +69,12 @@ def read_label_studio(tasks: Sequence[LabelTask], left_out: LeftOut) -> Iterator
     that has no box here, such as one of a brush, gets no label of objects."""
     annotated = [(task, results) for task in tasks if (results := _results_of(task, left_out)) is not None]
     found = [(task, results, _by_kind(results, left_out)) for task, results in annotated]
-    for kind in sorted({kind for task, _, parts in found for kind in (*parts, *task.exported.labels)}):
+    for kind in sorted({kind for task, _, parts in found for kind in (*parts, *task.about.labels)}):
         for task, results, parts in found:
             if (value := parts.get(kind, [])) is not None:
-                size, digest = _size_of(results), task.exported.digest
-                yield from say(_name_of(task), kind, value, (100.0, 100.0), size, digest)
+                yield from say(
+                    _name_of(task), kind, value, (100.0, 100.0), _size_of(results), task.about.digest
+                )
 
 
 def _results_of(task: LabelTask, left_out: LeftOut) -> list[_Result] | None:

@@ -22,8 +22,7 @@ UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # as Excel writes "Unicode text"
 
 def read_csv(file: Path, left_out: LeftOut) -> Iterator[Said]:
     """With a header, and commas, semicolons or tabs. A column names the image: see NAMES. Columns of labels are tags (a list as
-    JSON or Python writes it, or with commas or semicolons), caption and text. An empty cell says nothing. Of an
-    export, only the column of labels is by people."""
+    JSON or Python writes it, or with commas or semicolons), caption and text. An empty cell says nothing."""
     csv.field_size_limit(LONGEST_CELL)
     with file.open("rb") as opened:
         encoding = "utf-16" if opened.read(2) in UTF_16 else "utf-8-sig"
@@ -47,7 +46,7 @@ def read_csv(file: Path, left_out: LeftOut) -> Iterator[Said]:
 
 
 def _find_columns(file: Path, columns: Sequence[str]) -> tuple[str, list[Kind]]:
-    """The one that names the image, and those with labels: none for an export, which has LABELS. Raises WrongArgument."""
+    """The one that names the image, and those with labels: none for an export with LABELS. Raises WrongArgument."""
     key = next((name for name in NAMES if name in columns), "")
     kinds = [kind for kind in (Kind.TAGS, Kind.CAPTION, Kind.TEXT) if kind in columns]
     if "clip_similarity" in columns:
