@@ -425,7 +425,7 @@ ROWS = [
         {"lives": 5, "kills": 40}, {"lives": 1, "kills": 1}),
     Row("4", "a file makes its worker segfault", "exactly those FAILED(poison)", poison, {"poison": 10, "files": 1000}),
     Row("4 large", "the same among photographs of 12 megapixels, three in ten files", "exactly those FAILED(poison)", poison,
-        {"poison": 30, "files": 100, "photographs": 5}),
+        {"poison": 9, "files": 30, "photographs": 5}),
     Row("5", "a worker hangs, interpreter lock held", "found within the time-out + 2 s",
         by_tests(f"{FAULTS}test_workers.py::test_a_worker_that_hangs_with_the_interpreter_lock_held_is_replaced_in_time"), {}),
     Row("6", "event loop blocked", "the watchdog is not fed; systemd restarts within WatchdogSec + 5 s",

@@ -162,7 +162,8 @@ def memory_of(daemon: Daemon) -> dict[str, int]:
         "daemon": [daemon.process.pid]
     }
     memory = {name: sum(psutil.Process(pid).memory_full_info().pss for pid in pids[name]) for name in pids}
-    memory["daemon"] -= min(daemon.place.site.ledger.stat().st_size, LEDGER_CACHE)
+    [(ledger,)] = daemon.place.rows("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
+    memory["daemon"] -= min(ledger, LEDGER_CACHE)
     return memory
 
 
