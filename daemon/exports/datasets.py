@@ -28,7 +28,7 @@ from daemon.system.mounts import Position, ask
 MANIFEST = "visiond.json"
 
 
-class Manifest(msgspec.Struct):
+class ExportManifest(msgspec.Struct):
     """What an export has made: its files at the top; and labels of people, with where these were from, by digest and kind. (The
     file has also the version of visiond, and which models gave the answers.)"""
 
@@ -36,10 +36,10 @@ class Manifest(msgspec.Struct):
     labels: dict[str, dict[Kind, str]] = {}
 
 
-def read_manifest(folder: Path) -> Manifest | None:
+def read_manifest(folder: Path) -> ExportManifest | None:
     """None: no export made it."""
     try:
-        return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+        return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=ExportManifest)
     except (OSError, msgspec.DecodeError):
         return None
 
@@ -96,7 +96,7 @@ def write_images(
     columns: ExportColumns,
 ) -> dict[str, dict[Kind, str]]:
     """Make the files of a format in an empty folder. columns: for their labels and stages. The rest: as of `name_images`.
-    Returns which labels these are, for Manifest. Raises WrongArgument."""
+    Returns which labels these are, for ExportManifest. Raises WrongArgument."""
     said: dict[str, dict[Kind, str]] = {}
     images = _note_labels(name_images(records, inboxes, left_out, columns.labels), said)
     if format == "label-studio":

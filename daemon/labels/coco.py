@@ -66,12 +66,8 @@ def _key(id: Id) -> str:
 
 def _by_kind(coco: Coco, left_out: LeftOut) -> Mapping[Kind, Mapping[str, list[Any] | None]]:
     """By the image. None: it has something that cannot be taken."""
-    said: dict[Kind, dict[str, list[Any] | None]] = defaultdict(dict)
     names = {_key(category.id): str(category.name) for category in coco.categories}
-    if names and not coco.annotations:
-        said[Kind.OBJECTS] = {}
-    for kind in {kind for image in coco.images for kind in image.visiond.labels}:
-        said[kind] = {}  # also if people say of all these images that they have nothing
+    said: dict[Kind, dict[str, list[Any] | None]] = defaultdict(dict, {kind: {} for kind in _kinds_of(coco)})
     for each in coco.annotations:
         kind, part = _read(each, names)
         parts = said[kind]
@@ -82,6 +78,14 @@ def _by_kind(coco: Coco, left_out: LeftOut) -> Mapping[Kind, Mapping[str, list[A
         elif (found := parts.setdefault(image, [])) is not None:
             found.append(part)
     return said
+
+
+def _kinds_of(coco: Coco) -> Iterator[Kind]:
+    """Those of which it says something even if all images have nothing."""
+    if coco.categories and not coco.annotations:
+        yield Kind.OBJECTS
+    for image in coco.images:
+        yield from image.visiond.labels
 
 
 def _read(each: _Annotation, names: Mapping[str, str]) -> tuple[Kind, Any]:

@@ -55,13 +55,7 @@ def read_labels(path: Path, left_out: LeftOut) -> Iterator[Said]:
     """What a file says, or a folder of a data set. Raises WrongArgument."""
     read = _read_folder if path.is_dir() else READERS.get(path.suffix.lower(), _read_json)
     folder = path if path.is_dir() else path.parent
-    made = read_manifest(folder)
-    labels = made.labels if made and (path == folder or path.name in made.files) else None
-    if labels == {}:
-        raise WrongArgument(
-            f"{path} has answers of models, as `visiond export` wrote them. If people have corrected them, delete {MANIFEST} "
-            "there."
-        )
+    labels = _find_exported(path, folder)
     if path.suffix.lower() == ".txt" and path.name != CLASSES:
         raise WrongArgument(
             f"{path} is a part of a data set of YOLO. Name the folder with data.yaml or {CLASSES}."
@@ -75,10 +69,24 @@ def read_labels(path: Path, left_out: LeftOut) -> Iterator[Said]:
         raise WrongArgument(f"{path} is not UTF-8: {error}.") from None
 
 
+def _find_exported(path: Path, folder: Path) -> Mapping[str, Mapping[Kind, str]]:
+    """Which labels an export has written into this file or folder, as of ExportManifest; none: no export did. Raises
+    WrongArgument if it has only answers of models."""
+    made = read_manifest(folder)
+    if not made or (path != folder and path.name not in made.files):
+        return {}
+    if not made.labels:
+        raise WrongArgument(
+            f"{path} has answers of models, as `visiond export` wrote them. If people have corrected them, delete {MANIFEST} "
+            "there."
+        )
+    return made.labels
+
+
 def _of_people(
     found: Iterable[Said], labels: Mapping[str, Mapping[Kind, str]], folder: Path, left_out: LeftOut
 ) -> Iterator[Said]:
-    """Without the answers of models. labels: as of Manifest. Formats that have no digests have the images, in `folder`."""
+    """Without the answers of models. labels: as of ExportManifest. Formats that have no digests have the images, in `folder`."""
     for said in found:
         digest = said.digest or f"sha256:{digest_of(said.name, folder).hex()}"
         if origin := labels.get(digest, {}).get(said.kind):
