@@ -21,15 +21,15 @@ IN_A_FOLDER = 1000  # images; the hub takes up to 10,000
 TASKS = {"caption": "image-to-text", "objects": "object-detection", "tags": "image-classification"}
 SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B")
 CARD = """---
-annotations_creators: ["machine-generated"]
+annotations_creators: {creators}
 task_categories: {tasks}
 size_categories: {sizes}
 tags: ["visiond"]
 models: {models}
 ---
-# Images with the answers of models
+# Images with {makers}
 
-No person has checked these answers. What the license of the images is, only their owner knows.
+{people} What the license of the images is, only their owner knows.
 
 | column | what it is |
 |---|---|
@@ -40,6 +40,7 @@ No person has checked these answers. What the license of the images is, only the
 | `lines` | text, score and box (x, y, width, height) of each line |
 | `objects` | category, score and box (x, y, width, height) of each object |
 | `tags` | label and score of each tag, the most likely one first |
+| `labels` | what people say about this image, in place of the answer: kind (objects, tags, caption) and where that is from |
 
 | stage | model | commit | license |
 |---|---|---|---|
@@ -50,7 +51,7 @@ No person has checked these answers. What the license of the images is, only the
 def write_huggingface(folder: Path, images: Iterator[Answered]) -> None:
     """The first image with an object, the first one with a line and so on have the first rows: the library takes the types of
     all rows from the first ten megabytes, and an empty list has none."""
-    count, models, seen = 0, dict[Model, None](), set[str]()
+    count, labelled, models, seen = 0, 0, dict[Model, None](), set[str]()
     with (folder / "metadata.jsonl").open("wb") as out, tempfile.TemporaryFile(dir=folder) as waiting:
         for image in images:
             row = _row(image)
@@ -62,9 +63,10 @@ def write_huggingface(folder: Path, images: Iterator[Answered]) -> None:
             seen |= new
             models |= dict.fromkeys(image.record.models)
             count += 1
+            labelled += bool(image.origins)
         waiting.seek(0)
         shutil.copyfileobj(waiting, out)
-    card = _describe(count, seen, describe_models(models))
+    card = _describe(count, labelled, seen, describe_models(models))
     (folder / "README.md").write_text(card, encoding="utf-8", newline="\n")
 
 
@@ -77,7 +79,7 @@ def _row(image: Answered) -> dict[str, Any]:
         "file_name": f"images/{number // IN_A_FOLDER}/{number}.{ending_of(image.record.format)}",
         "id": number,
         "path": image.name,
-        "digest": f"sha256:{image.record.digest.hex()}",
+        "digest": image.digest,
         "width": width,
         "height": height,
         "bin": image.record.bin,
@@ -86,6 +88,7 @@ def _row(image: Answered) -> dict[str, Any]:
         "lines": _columns(("text", "score", "bbox"), lines),
         "objects": _columns(("category", "score", "bbox"), objects),
         "tags": _columns(("label", "score"), image.tags),
+        "labels": _columns(("kind", "origin"), image.origins.items()),
     }
 
 
@@ -107,10 +110,14 @@ def _filled(row: dict[str, Any]) -> set[str]:
     }
 
 
-def _describe(count: int, filled: set[str], models: list[dict[str, Any]]) -> str:
+def _describe(count: int, labelled: int, filled: set[str], models: list[dict[str, Any]]) -> str:
     size = SIZES[min(max(0, len(str(count)) - 3), len(SIZES) - 1)]
     known = [{name: value for name, value in model.items() if value} for model in models]
+    people = f"People have labelled {labelled:,} of {count:,} images, see `labels`; no person has checked the other answers."
     return CARD.format(  # JSON is YAML
+        creators=_json(["machine-generated", *["other"] * bool(labelled)]),
+        makers="the answers of models" + " and labels of people" * bool(labelled),
+        people=people if labelled else "No person has checked these answers.",
         tasks=_json([task for column, task in TASKS.items() if column in filled]),
         sizes=_json([size]),
         models=_json(known),

@@ -69,12 +69,13 @@ def _answers(image: Answered) -> ImageAnswers:
 def _task(image: Answered) -> dict[str, Any]:
     location = image.location
     address = location if is_url(location) else LOCAL + quote(os.fsencode(location.lstrip("/")))
+    about = {"digest": image.digest, "labels": image.origins}
     version = ", ".join(image.models.values())
     answers = [*_results(_answers(image))]
     said = [*_results(ImageAnswers({}, image.size, image.labels))]
     return {
         "data": {"image": address},
-        "meta": {"visiond": {"id": image.record.id, "path": image.name}},
+        "meta": {"visiond": {"id": image.record.id, "path": image.name} | about},
         "predictions": [{"model_version": version, "result": answers}],
     } | ({"annotations": [{"result": said}]} if image.labels else {})
 

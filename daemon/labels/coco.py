@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from daemon.core.labels import Box, Kind, LeftOut, ObjectLabel, Said
-from daemon.labels.saying import bounds, say
+from daemon.labels.saying import Exported, bounds, say
 
 Id = str | int | float | None
 SHAPE = msgspec.json.Decoder(list[list[float]], strict=False)
@@ -21,6 +21,7 @@ class _Image(msgspec.Struct):
     width: float | None = None
     height: float | None = None
     location: str | None = None  # of an export of visiond
+    visiond: Exported = Exported()
 
 
 class _Category(msgspec.Struct):
@@ -54,7 +55,8 @@ def read_coco(coco: Coco, left_out: LeftOut) -> Iterator[Said]:
         for image in coco.images:
             size = (image.width, image.height) if image.width and image.height else None
             if (value := parts.get(_key(image.id), [])) is not None:
-                yield from say(image.location or image.file_name, kind, value, size, size)
+                name, digest = image.location or image.file_name, image.visiond.digest
+                yield from say(name, kind, value, size, size, digest)
 
 
 def _key(id: Id) -> str:
@@ -68,6 +70,8 @@ def _by_kind(coco: Coco, left_out: LeftOut) -> Mapping[Kind, Mapping[str, list[A
     names = {_key(category.id): str(category.name) for category in coco.categories}
     if names and not coco.annotations:
         said[Kind.OBJECTS] = {}
+    for kind in {kind for image in coco.images for kind in image.visiond.labels}:
+        said[kind] = {}  # also if people say of all these images that they have nothing
     for each in coco.annotations:
         kind, part = _read(each, names)
         parts = said[kind]

@@ -41,7 +41,7 @@ from daemon.pipeline.tracing import Tracer
 from daemon.results.destinations import Destination, Publication, publish_records
 from daemon.system.retry import Retry
 from daemon.workers.lane import Lane, drain
-from stages.contract.base import Reason, advise
+from stages.contract.base import PREPARATIONS, Reason, advise
 from stages.registry.registry import sort_stages
 
 REMOTE_GROUPS = 4  # of jobs that are read from stores at once, beside the files of folders
@@ -183,6 +183,8 @@ class Station:
                 self._metrics.worker_memory.labels(name).set(beat.resident_bytes)
                 self._metrics.worker_gpu_memory.labels(name, "used").set(beat.device_used_bytes)
                 self._metrics.worker_gpu_memory.labels(name, "peak").set(beat.device_peak_bytes)
+                for kind in PREPARATIONS:
+                    self._metrics.worker_preparations.labels(name, kind).set(beat.prepared.get(kind, 0))
                 if looked_at := seat.worker.looked_at:
                     self._metrics.canary_success.labels(name).set(looked_at)
 

@@ -229,7 +229,7 @@ def test_labels_of_people_say_which_answers_are_nearer(place: Place) -> None:
         for image, digest in changed
     }
     LabelStore(place.folder / "state").keep(
-        [(digest, Kind.OBJECTS, boxes) for digest, boxes in stored.items()], "file"
+        [(digest, Kind.OBJECTS, boxes, "file") for digest, boxes in stored.items()]
     )
     found = compare(place)
     assert (found["labelled"], found["nearer_to_labels"], found["farther_from_labels"]) == (3, 0, 3)
