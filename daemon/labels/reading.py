@@ -86,7 +86,7 @@ def _find_exported(path: Path, folder: Path) -> Mapping[str, Mapping[Kind, str]]
 def _of_people(
     found: Iterable[Said], labels: Mapping[str, Mapping[Kind, str]], folder: Path, left_out: LeftOut
 ) -> Iterator[Said]:
-    """Without the answers of models. labels: as of ExportManifest. Formats that have no digests have the images, in `folder`."""
+    """Without the answers of models. labels: as of ExportManifest. folder: of the images, for formats that have no digests."""
     for said in found:
         digest = said.digest or f"sha256:{digest_of(said.name, folder).hex()}"
         if origin := labels.get(digest, {}).get(said.kind):

@@ -16,6 +16,7 @@ from daemon.exports.cells import as_typed
 LONGEST_CELL = 1 << 26  # characters: Python's own limit is 131,072
 # Columns that name the image, the surest first.
 NAMES = ("digest", "location", "path", "file_name", "filename", "file", "image", "name")
+LABELLED = (Kind.TAGS, Kind.CAPTION, Kind.TEXT)  # columns
 LABELS = "labels"  # the column of an export
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # as Excel writes "Unicode text"
 
@@ -52,7 +53,7 @@ def _read_row(row: Mapping[str, str], name: str, kinds: Sequence[Kind]) -> Itera
 def _find_columns(file: Path, columns: Sequence[str]) -> tuple[str, list[Kind]]:
     """The one that names the image, and those with labels: none for an export with LABELS. Raises WrongArgument."""
     key = next((name for name in NAMES if name in columns), "")
-    kinds = [kind for kind in (Kind.TAGS, Kind.CAPTION, Kind.TEXT) if kind in columns]
+    kinds = [kind for kind in LABELLED if kind in columns]
     is_exported = "clip_similarity" in columns
     if is_exported and LABELS not in columns:
         raise WrongArgument(
@@ -62,7 +63,7 @@ def _find_columns(file: Path, columns: Sequence[str]) -> tuple[str, list[Kind]]:
     if not key or not kinds:
         raise WrongArgument(
             f"{file} needs a column that names the image ({', '.join(NAMES)}) and one with labels (tags, caption, text). "
-            f"It has {', '.join(columns) or 'none'}."
+            f"It has: {', '.join(columns)}."
         )
     return key, [] if is_exported else kinds
 
