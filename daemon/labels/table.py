@@ -52,7 +52,7 @@ def _read_row(row: Mapping[str, str], name: str, kinds: Sequence[Kind]) -> Itera
 
 def _find_columns(file: Path, columns: Sequence[str]) -> tuple[str, list[Kind]]:
     """The one that names the image, and those with labels: none for an export with LABELS. Raises WrongArgument."""
-    key = next((name for name in NAMES if name in columns), "")
+    key = next(filter(columns.__contains__, NAMES), "")
     kinds = [kind for kind in LABELLED if kind in columns]
     is_exported = "clip_similarity" in columns
     if is_exported and LABELS not in columns:
@@ -63,7 +63,7 @@ def _find_columns(file: Path, columns: Sequence[str]) -> tuple[str, list[Kind]]:
     if not key or not kinds:
         raise WrongArgument(
             f"{file} needs a column that names the image ({', '.join(NAMES)}) and one with labels (tags, caption, text). "
-            f"It has: {', '.join(columns)}."
+            f"It has {', '.join(columns) or 'none'}."
         )
     return key, [] if is_exported else kinds
 
