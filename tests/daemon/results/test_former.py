@@ -100,7 +100,7 @@ class Site:
     async def rename(self, old: str, new: str, data: bytes) -> None:
         """The file has another name, and its row too, but nothing is published yet."""
         os.rename(self.root / "inbox" / old, self.root / "inbox" / new)
-        [ending], _ = await self.ledger.end([done(await self.take(self.file(new, old)), data=data)])
+        [ending], *_ = await self.ledger.end([done(await self.take(self.file(new, old)), data=data)])
         assert ending.is_repeat
         self.publisher.note_renamed({self.number})
 
