@@ -266,7 +266,8 @@ class Ledger:
         looks_of = {e.job.id: e.looks for e in endings if e.job.id in claimed & ended}
         renamed = join_renamed(connection, looks_of, self.models, self._kept) if looks_of else {}
         joined = dict.fromkeys(repeats) | renamed
-        looks.want(connection, endings, ended - joined.keys(), self.look_names)
+        if self.look_names:
+            looks.want(connection, endings, ended - joined.keys(), self.look_names)
         now = [repeat_of(e, joined[e.job.id]) if e.job.id in joined else e for e in endings]
         return Committed(now, ended, records)
 
