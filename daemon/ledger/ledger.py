@@ -263,8 +263,8 @@ class Ledger:
         records = {e.job.id: self.record_of(e) for e in endings if e.has_record and not e.checksums}
         ended = self._write_endings(connection, endings, records)
         repeats = () if all_new else join_repeats(connection, endings, ended, self._staying)
-        looks_of = {e.job.id: e.looks for e in endings if e.job.id in claimed & ended}
-        renamed = join_renamed(connection, looks_of, self.models, self._kept) if looks_of else {}
+        mine = claimed & ended
+        renamed = join_renamed(connection, endings, mine, self.models, self._kept) if mine else {}
         joined = dict.fromkeys(repeats) | renamed
         if self.look_names:
             looks.want(connection, endings, ended - joined.keys(), self.look_names)
