@@ -287,6 +287,18 @@ def test_branches_are_counted() -> None:
     assert count_branches(ast.parse("for a in [b for c in d if e]:\n    assert f if g else h")) == 6
 
 
+def test_an_inbox_notes_itself_what_the_watcher_finds() -> None:
+    """`Folder` has methods for that: nobody else assigns to its attributes."""
+    assigned = [
+        f"{module}:{node.lineno}"
+        for module in MODULES
+        for node in nodes_of(module)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if isinstance(node.value, ast.Name) and node.value.id == "folder"
+    ]
+    assert assigned == []
+
+
 def test_files_import_few_others() -> None:
     """Imports inside functions and for type checkers do not count."""
     named = {module: set(imported(parse(module).body)) & MODULES.keys() - {module} for module in MODULES}

@@ -23,7 +23,6 @@ from daemon.core.errors import WorkerLost
 from daemon.core.jobs import (
     UNREAD,
     Attempt,
-    Committed,
     Content,
     Ending,
     Extent,
@@ -34,7 +33,7 @@ from daemon.core.jobs import (
 from daemon.core.messages import Reply
 from daemon.core.slab import Slab
 from daemon.inbox.origin import origin_of
-from daemon.ledger.record import Record
+from daemon.ledger.record import Committed, Record
 from daemon.monitoring.metrics import LookMetrics, Metrics
 from daemon.monitoring.snapshot import StationState
 from daemon.pipeline.tracing import Tracer
@@ -78,9 +77,6 @@ class StationHome(Protocol):
 
     async def end(self, endings: Sequence[Ending]) -> Committed:
         """Commit how jobs ended."""
-
-    def record_of(self, ending: Ending) -> Record:
-        """Of one that `end` has committed."""
 
     async def note_published(self, group: Published) -> None:
         """Results are written to files. Waits while too many groups are not confirmed yet."""
@@ -385,10 +381,10 @@ class Station:
         Replaced versions are not published."""
         while True:
             committed = await self._durable.get()
-            records = [self._coordinator.record_of(ending) for ending in committed.published()]
             publication = await self.retry.in_thread(
-                "results", self._write_results, records, self._destinations
+                "results", self._write_results, committed.published(), self._destinations
             )
             if self._tracer:
                 self._tracer.publish(committed.endings)
-            await self._coordinator.note_published(Published(*committed, publication))
+            published = Published(committed.endings, committed.newest, publication)
+            await self._coordinator.note_published(published)
