@@ -1,7 +1,8 @@
 """The canary: a worker runs known images through its whole chain, from their bytes on, and looks at the answers.
 
 A broken GPU, driver or library may give wrong answers without an error. So this happens in each thread before its first
-image, if the setup says so, and again and again between two batches. It costs at most a thousandth of the work: see `is_due`.
+image, if the setup says so, and again and again between two batches, or once an hour in a worker that rests. It costs at most a
+thousandth of the work, or what one look an hour costs if that is more: see `is_due`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import math
 import os
 import threading
 import time
@@ -25,6 +27,7 @@ from stages.contract.base import Reason
 from stages.contract.files import read_file
 
 PAUSE_SECONDS = 50.0  # at least, between two looks: so a fault is noticed within a minute
+HOUR_SECONDS = 3600.0  # at most, between two looks
 SHARE = 1000  # images of work for each known image
 REST = 100  # seconds without work for each second that a look takes
 REPEATS = 16  # images in a row with the very same answer of a stage, which make it suspicious
@@ -47,7 +50,7 @@ class Canary:
         self._lock = threading.Lock()
         self._reference: list[dict[str, bytes]] = []
         self._began_at = clock()  # the last look
-        self._seconds = float("inf")  # that a look takes; not known yet
+        self._seconds = 0.0  # that a look takes; the first one costs too little to be put off
         self._images = 0  # since the last look
         self._rested = 0.0  # seconds since then that threads had no work; of each thread
         self._patience = REPEATS
@@ -58,23 +61,33 @@ class Canary:
 
         The pictures are no larger than usual images, so after a thousand images for each of them a look costs at most a
         thousandth of the work. The same after a thousand times what the last look took: a worker with few images looks too;
-        and sooner if it has rested for a hundred times as long, as the rate then loses nothing. A stage that repeats itself is
-        looked at after the pause; if it is healthy (blank pages may have equal answers), it must then repeat itself twice as
-        often.
+        and sooner if it has rested for a hundred times as long, as the rate then loses nothing. After an hour it is due
+        whatever it costs. A stage that repeats itself is looked at after the pause; if it is healthy (blank pages may have
+        equal answers), it must then repeat itself twice as often.
         """
         with self._lock:
             self._images += images
             self._rested += rested
-            passed, pictures = self._clock() - self._began_at, len(draw_known(self._chain.setup.limits))
+            passed = self._clock() - self._began_at
+            if passed < PAUSE_SECONDS:
+                return False
             repeats = max(self._chain.repeats.values(), default=0)
             suspicious = repeats >= self._patience
             unused = passed >= SHARE * self._seconds or self._rested >= REST * self._seconds
-            paid = unused or self._images >= SHARE * pictures
-            if passed < PAUSE_SECONDS or not (paid or suspicious):
+            paid = unused or self._images >= SHARE * len(draw_known(self._chain.setup.limits))
+            if not (paid or suspicious or passed >= HOUR_SECONDS):
                 return False
-            self._patience = REPEATS if paid else 2 * repeats
+            self._patience = REPEATS if paid or not suspicious else 2 * repeats
             self._began_at, self._images, self._rested = self._clock(), 0, 0.0
+            self._seconds = math.inf  # not known until it has ended
             return True
+
+    def wait_seconds(self) -> float:
+        """How long a thread without images may wait until it asks whether a look is due. A worker that rests has its first look
+        after the pause, and then one an hour, so that it seldom wakes a machine that sleeps."""
+        with self._lock:
+            longest = HOUR_SECONDS if self._seconds else PAUSE_SECONDS
+            return max(0.0, self._began_at + longest - self._clock())
 
     def look(self) -> dict[str, str]:
         """What is wrong with the answers now, by stage; empty if nothing is. What is wrong must be wrong twice in a row: a

@@ -40,6 +40,7 @@ from stages.contract.base import DeviceLost, OutOfMemory, StageUnusable
 from stages.contract.processes import die_with
 
 BEAT_SECONDS = 1.0
+NOTHING = Batch(0, [])
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
@@ -134,9 +135,10 @@ def _work(
             _look(channel, canary)
         rehearsed.wait()
         ended_at = time.monotonic()
-        while (batch := batches.get()) is not None:
+        while (batch := _next(batches, canary)) is not None:
             rested = time.monotonic() - ended_at
-            channel.send(chain.run(batch))
+            if batch.items:
+                channel.send(chain.run(batch))
             if canary.is_due(len(batch.items), rested):
                 _look(channel, canary)
             ended_at = time.monotonic()
@@ -145,6 +147,14 @@ def _work(
     except BaseException as error:  # noqa: BLE001 - a bug: a new process is better than one thread less
         traceback.print_exc()
         _leave(channel, f"{type(error).__name__}: {error}", curable=True)
+
+
+def _next(batches: queue.SimpleQueue[Batch | None], canary: Canary) -> Batch | None:
+    """The next batch; one without images if none comes until a worker that rests may have to look; None at the end."""
+    try:
+        return batches.get(timeout=canary.wait_seconds())
+    except queue.Empty:
+        return NOTHING
 
 
 def _look(channel: Channel, canary: Canary) -> None:

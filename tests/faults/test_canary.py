@@ -64,6 +64,20 @@ def test_a_worker_with_wrong_answers_is_replaced_and_no_image_is_blamed(tmp_path
     assert place.rows("SELECT SUM(deaths) FROM image") == [(0,)]
 
 
+def test_a_worker_without_images_is_looked_at_too(tmp_path: Path) -> None:
+    place, (file, environment) = Place(tmp_path), make_breakable(tmp_path)
+    site = tmp_path / "site" / "sitecustomize.py"
+    site.write_text(site.read_text().replace("canary.SHARE = 0, 1", "canary.HOUR_SECONDS = 0, 0.1"))
+    with Daemon(place, environment=environment) as daemon:
+        wait_for_a_look(daemon)
+        file.touch()
+        assert daemon.wait_event(WRONG)["faults"].keys() >= {"clip"}
+        file.unlink()
+        place.drop_many(range(4))
+        daemon.wait_idle(4)
+    assert counts_of(place) == {"DONE": 4}
+
+
 def test_a_device_whose_answers_stay_wrong_closes_its_seat(tmp_path: Path) -> None:
     place, (file, environment) = Place(tmp_path), make_breakable(tmp_path)
     with Daemon(place, environment=environment) as daemon:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from daemon.core.messages import Batch, Item, Reply, Setup
-from daemon.workers.canary import PAUSE_SECONDS, REPEATS, REST, SHARE, Canary, read_reference
+from daemon.workers.canary import HOUR_SECONDS, PAUSE_SECONDS, REPEATS, REST, SHARE, Canary, read_reference
 from daemon.workers.chain import Chain
 from daemon.workers.known_images import draw_known
 from stages.contract.base import Image, ImageError, Limits, OutOfMemory, Reason, StageSpec
@@ -26,6 +26,7 @@ from tests.daemon.workers.wrong_answers import FAULTS, black, fail
 from tests.daemon_process import picture
 
 PICTURES = len(draw_known(Limits()))
+SLOW = 40.0  # seconds of a look
 SMALL = {
     "ocr": {"options": {"max_side": 480, "map_side": 320}}
 }  # their texts can be read there too, in less time
@@ -148,15 +149,19 @@ def open_fake(*stages: str, **settings: Any) -> tuple[Chain, Canary, Clock]:
     return chain, Canary(chain, clock), clock
 
 
-def slow_down(chain: Chain, clock: Clock, seconds: float) -> None:
-    """So long each batch takes."""
-    run = chain.run
+def open_slow(seconds: float) -> tuple[Chain, Canary, Clock]:
+    """Its first look has taken so long."""
+    chain, canary, clock = open_fake()
 
     def run_slowly(*batch: Any, **how: Any) -> Any:
         clock.now += seconds
-        return run(*batch, **how)
+        return Chain.run(chain, *batch, **how)
 
-    chain.run = run_slowly  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chain, "run", run_slowly)
+        canary.look()
+    clock.now = 0.0
+    return chain, canary, clock
 
 
 def work(chain: Chain, images: int, *, different: bool = True) -> None:
@@ -169,7 +174,7 @@ def work(chain: Chain, images: int, *, different: bool = True) -> None:
 def test_it_looks_after_a_thousand_images_for_each_picture_and_not_more_often_than_once_in_the_pause() -> (
     None
 ):
-    _, canary, clock = open_fake()
+    _, canary, clock = open_slow(SLOW)
     clock.now = PAUSE_SECONDS
     assert not canary.is_due(SHARE * PICTURES - 1)
     assert canary.is_due(1)
@@ -179,10 +184,30 @@ def test_it_looks_after_a_thousand_images_for_each_picture_and_not_more_often_th
     assert PAUSE_SECONDS < 60, "faults are noticed within a minute"
 
 
+def test_the_first_look_comes_after_the_pause_whether_there_are_images_or_not() -> None:
+    """In a worker on a CPU, whose first image does not wait for it."""
+    _, canary, clock = open_fake()
+    clock.now = 1.0
+    assert canary.wait_seconds() == PAUSE_SECONDS - 1
+    assert not canary.is_due(1)
+    clock.now = PAUSE_SECONDS
+    assert canary.wait_seconds() == 0
+    assert canary.is_due(0)
+
+
+def test_a_worker_that_rests_and_one_with_a_slow_model_look_once_an_hour() -> None:
+    _, canary, clock = open_slow(SLOW)
+    assert SLOW * SHARE > HOUR_SECONDS
+    clock.now = HOUR_SECONDS - 1
+    assert not canary.is_due(1)
+    assert canary.wait_seconds() == 1
+    clock.now += 1
+    assert canary.is_due(0)
+    assert canary.wait_seconds() == HOUR_SECONDS
+
+
 def test_a_worker_with_little_to_do_looks_after_a_thousand_times_what_a_look_takes() -> None:
-    chain, canary, clock = open_fake()
-    slow_down(chain, clock, 0.2)
-    canary.look()
+    _, canary, clock = open_slow(0.2)
     clock.now = 0.2 * SHARE - 1
     assert not canary.is_due(1)
     clock.now += 1
@@ -191,19 +216,19 @@ def test_a_worker_with_little_to_do_looks_after_a_thousand_times_what_a_look_tak
 
 def test_a_worker_that_often_rests_looks_after_a_hundred_times_what_a_look_takes() -> None:
     """In both threads together; and not more often than once in the pause."""
-    chain, canary, clock = open_fake()
-    slow_down(chain, clock, 0.5)
-    canary.look()
+    _, canary, clock = open_slow(0.5)
     assert not canary.is_due(1, rested=0.5 * REST)
     clock.now += PAUSE_SECONDS
     assert canary.is_due(1)
     clock.now += PAUSE_SECONDS
+    assert not canary.is_due(1, rested=1000 * REST), "that look may still last"
+    canary._seconds, canary._rested = 0.5, 0.0
     assert not canary.is_due(1, rested=0.5 * REST - 1)
     assert canary.is_due(1, rested=1)
 
 
 def test_a_stage_that_repeats_itself_is_looked_at_after_the_pause_and_then_half_as_often() -> None:
-    chain, canary, clock = open_fake()
+    chain, canary, clock = open_slow(SLOW)
     work(chain, REPEATS - 1, different=False)
     clock.now = PAUSE_SECONDS
     assert not canary.is_due(1)
@@ -217,7 +242,7 @@ def test_a_stage_that_repeats_itself_is_looked_at_after_the_pause_and_then_half_
 
 
 def test_different_answers_are_not_suspicious() -> None:
-    chain, canary, clock = open_fake()
+    chain, canary, clock = open_slow(SLOW)
     for _ in range(4):
         work(chain, REPEATS)
     clock.now = PAUSE_SECONDS
