@@ -99,7 +99,8 @@ def _serve(channel: Channel, chain: Chain, ready: Ready) -> None:
     threads = chain.setup.threads
     batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
     rehearsed = threading.Barrier(threads + 1)
-    arguments = (channel, chain, Canary(chain), batches, rehearsed)
+    canary = Canary(chain)
+    arguments = (channel, chain, canary, batches, rehearsed)
     team = [
         threading.Thread(target=_work, args=arguments, name=f"batch-{n}", daemon=True) for n in range(threads)
     ]
@@ -107,7 +108,7 @@ def _serve(channel: Channel, chain: Chain, ready: Ready) -> None:
         thread.start()
     rehearsed.wait()
     channel.send(ready)
-    threading.Thread(target=_beat, args=(channel,), name="beat", daemon=True).start()
+    threading.Thread(target=_beat, args=(channel, canary), name="beat", daemon=True).start()
     try:
         while isinstance(message := channel.receive(), Batch):
             batches.put(message)
@@ -138,7 +139,8 @@ def _work(
         while (batch := _next(batches, canary)) is not None:
             rested = time.monotonic() - ended_at
             if batch.items:
-                channel.send(chain.run(batch))
+                channel.send(reply := chain.run(batch))
+                canary.note(reply)
             if canary.is_due(len(batch.items), rested):
                 _look(channel, canary)
             ended_at = time.monotonic()
@@ -176,11 +178,11 @@ def _leave(
         os._exit(os.EX_SOFTWARE)
 
 
-def _beat(channel: Channel) -> None:
+def _beat(channel: Channel, canary: Canary) -> None:
     while True:
         memory = _device_memory()
         try:
-            channel.send(Beat(_resident_bytes(), *memory))
+            channel.send(Beat(_resident_bytes(), *memory, canary.suspicious()))
         except OSError:
             os._exit(os.EX_UNAVAILABLE)
         time.sleep(BEAT_SECONDS)
