@@ -2,6 +2,7 @@
 
     python -m benchmarks.canary --looks 300
 
+Also what it costs to read the answers to the user's images (daemon/workers/stream.py).
 The models of the mini pack, in one thread, on a GPU if there is one. For each dtype: so many looks at healthy models, also
 with batches of one image and with the reference of float32 in place of their own (another kind of GPU differs less); then
 each fault, planted after the first look. A busy worker looks once in three thousand images, so 70 looks stand for 200,000.
@@ -10,8 +11,10 @@ each fault, planted after the first look. A busy worker looks once in three thou
 from __future__ import annotations
 
 import functools
+import statistics
 import time
 from collections.abc import Sequence
+from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,13 +22,15 @@ from unittest import mock
 import torch
 
 from benchmarks.harness import TEMPORARY, read_options, spread, work_folder
-from daemon.core.messages import Setup
-from daemon.workers.canary import Canary
+from daemon.core.messages import Batch, Item, Setup
+from daemon.workers.canary import MOST_READ, READ_SECONDS, Canary
 from daemon.workers.chain import Chain
+from daemon.workers.known_images import draw_known
 from stages.contract.base import Limits
 from stages.weights import packs
 from tests.daemon.workers.wrong_answers import FAULTS
 
+ROUNDS = 20
 STAGES = ("ocr", "yolo", "clip", "blip")
 DTYPES = {"float32": {}, "half": {}, "int8": {"ocr": "half", "yolo": "half", "blip": "half"}}
 say = functools.partial(print, flush=True)
@@ -48,6 +53,7 @@ def main() -> None:
             single = open_chain(folder, options.device, dtype, batch_size=1)
             measure_good(f"{dtype}, batches of 1", Canary(single), options.looks)
             measure_faults(dtype, chain, canary)
+            measure_reading(dtype, chain)
 
 
 def open_chain(folder: Path, device: str, dtype: str, batch_size: int) -> Chain:
@@ -83,6 +89,26 @@ def measure_good(what: str, canary: Canary, looks: int) -> None:
     say(
         f"{what}: {looks} looks, {len(alarms)} false alarms {sorted(set(alarms))}; ms of a look: {milliseconds}"
     )
+
+
+def measure_reading(what: str, chain: Chain) -> None:
+    """As the worker's thread uses a core, of batches with as many images as are read."""
+    known = draw_known(chain.setup.limits)
+    items, place = [], 0
+    for picture in islice(cycle(known), MOST_READ):
+        items.append(Item(place, len(picture), {}))
+        place += len(picture)
+    reply = chain.run(Batch(0, items), memoryview(b"".join(islice(cycle(known), MOST_READ))))
+    seconds = []
+    for _ in range(ROUNDS):
+        canary = Canary(chain, count(0.0, READ_SECONDS).__next__)
+        began = time.thread_time()
+        for _ in range(100):
+            canary.note(reply)
+        seconds.append((time.thread_time() - began) / 100)
+    share = statistics.median(seconds) / READ_SECONDS
+    batches = spread([1e6 * each for each in seconds])
+    say(f"{what}: µs to read the answers to {MOST_READ} images: {batches}; {share:.3%} of a core at most")
 
 
 def measure_faults(dtype: str, chain: Chain, canary: Canary) -> None:

@@ -116,6 +116,7 @@ class Beat(msgspec.Struct, tag="beat", frozen=True):
     device_used_bytes: int = 0
     device_peak_bytes: int = 0
     device_allocated_bytes: int = 0  # of those used, in tensors
+    suspicious: list[str] = []  # stages whose answers to the user's images are (daemon/workers/stream.py)
     prepared: dict[str, int] = {}  # for its GPU so far, by kind: PREPARATIONS
 
 

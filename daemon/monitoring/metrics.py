@@ -226,7 +226,7 @@ class LookMetrics:
         self._metrics, self._label = metrics, label
         self.worker_memory, self.worker_gpu_memory = metrics.worker_memory, metrics.worker_gpu_memory
         self.worker_preparations = metrics.worker_preparations
-        self.canary_success = metrics.canary_success
+        self.canary_success, self.suspicious = metrics.canary_success, metrics.suspicious
         metrics.begin_devices([label], devices)
         for metric in (metrics.stage_seconds, metrics.stage_images):
             metric.labels(label)

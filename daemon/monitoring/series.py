@@ -268,6 +268,12 @@ class Series:
             "When a worker last found its answers to known images right.",
             ["worker"],
         )
+        self.suspicious = gauge(
+            "visiond_answers_suspicious",
+            "1 if a stage's answers have changed and known images have not been looked at since, or if its embeddings are the "
+            "same for all images.",
+            ["worker", "stage"],
+        )
         self.model_load_seconds = gauge(
             "visiond_model_load_seconds", "Time that a stage's model last took to load.", ["device", "stage"]
         )
@@ -377,7 +383,7 @@ class Series:
             *(self.wait_seconds, self.reused, self.batch_images, self.stage_seconds, self.stage_images),
             *(self.out_of_memory, self.worker_restarts, self.model_load_seconds),
             *(self.worker_memory, self.worker_gpu_memory, self.worker_preparations),
-            *(self.canary_failures, self.canary_success),
+            *(self.canary_failures, self.canary_success, self.suspicious),
             *(self.device_stage_images, self.device_stage_seconds),
             *(self.device_batches, self.device_batch_images),
         ]

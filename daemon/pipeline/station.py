@@ -30,7 +30,7 @@ from daemon.core.jobs import (
     Job,
     Read,
 )
-from daemon.core.messages import Reply
+from daemon.core.messages import Beat, Reply
 from daemon.core.slab import Slab
 from daemon.inbox.origin import origin_of
 from daemon.ledger.record import Committed, Record
@@ -174,8 +174,11 @@ class Station:
     def measure(self) -> None:
         """Update the gauges of the workers."""
         for seat in [seat for lane in self.lanes for seat in lane.pool.seats]:
+            name = seat.setup.name
+            beat = seat.worker.beat if seat.worker else Beat(0)
+            for spec in seat.setup.stages:
+                self._metrics.suspicious.labels(name, spec.name).set(spec.name in beat.suspicious)
             if seat.worker and seat.worker.loaded:
-                beat, name = seat.worker.beat, seat.setup.name
                 self._metrics.worker_memory.labels(name).set(beat.resident_bytes)
                 self._metrics.worker_gpu_memory.labels(name, "used").set(beat.device_used_bytes)
                 self._metrics.worker_gpu_memory.labels(name, "peak").set(beat.device_peak_bytes)

@@ -1,7 +1,8 @@
 """The canary: a worker runs known images through its whole chain, from their bytes on, and looks at the answers.
 
 A broken GPU, driver or library may give wrong answers without an error. So this happens in each thread before its first
-image, if the setup says so, and again and again between two batches. It costs at most a thousandth of the work: see `is_due`.
+image, if the setup says so, and again and again between two batches, or once an hour in a worker that rests. It costs at most a
+thousandth of the work, or what one look an hour costs if that is more: see `is_due`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import math
 import os
 import threading
 import time
@@ -17,17 +19,22 @@ from pathlib import Path
 
 import msgspec
 
-from daemon.core.messages import Batch, Item, Outcome, Setup
+from daemon.core.messages import Batch, Item, Outcome, Reply, Setup
 from daemon.workers.chain import Chain
 from daemon.workers.judging import find_faults
 from daemon.workers.known_images import VERSION, draw_known
+from daemon.workers.stream import Stream
 from stages.contract.base import Reason
 from stages.contract.files import read_file
+from stages.registry import registry
 
 PAUSE_SECONDS = 50.0  # at least, between two looks: so a fault is noticed within a minute
+HOUR_SECONDS = 3600.0  # at most, between two looks
 SHARE = 1000  # images of work for each known image
 REST = 100  # seconds without work for each second that a look takes
-REPEATS = 16  # images in a row with the very same answer of a stage, which make it suspicious
+EARLY_SECONDS = 300.0  # at least, between two looks that answers to the user's images make necessary
+READ_SECONDS = 0.25  # at least, between two batches whose answers are read for doubts
+MOST_READ = 8  # of a batch: with READ_SECONDS at most a thousandth of the time
 
 
 class FirstAnswers(msgspec.Struct, frozen=True):
@@ -47,34 +54,70 @@ class Canary:
         self._lock = threading.Lock()
         self._reference: list[dict[str, bytes]] = []
         self._began_at = clock()  # the last look
-        self._seconds = float("inf")  # that a look takes; not known yet
+        self._seconds = 0.0  # that a look takes; the first one costs too little to be put off
         self._images = 0  # since the last look
         self._rested = 0.0  # seconds since then that threads had no work; of each thread
-        self._patience = REPEATS
+        self._early_at = -math.inf  # the last look that a doubt made necessary
+        self._read_at = -math.inf  # the last batch whose answers were read
         self._looked = False  # once before
+        specs = chain.setup.stages
+        self._streams = {spec.name: Stream(registry.find_stage(spec.name).result) for spec in specs}
+
+    def note(self, reply: Reply) -> None:
+        """Answers to images of the user: some of them are read."""
+        with self._lock:
+            if self._clock() < self._read_at + READ_SECONDS:
+                return
+            self._read_at = self._clock()
+            outputs = [
+                outcome.outputs for outcome in reply.outcomes[:: math.ceil(len(reply.outcomes) / MOST_READ)]
+            ]
+            for stage, stream in self._streams.items():
+                stream.note([output[stage].payload for output in outputs if stage in output])
+
+    def suspicious(self) -> list[str]:
+        """The stages whose answers raise a doubt that no look has settled, or are the same for all images."""
+        return [name for name, each in self._streams.items() if each.is_doubtful or each.is_collapsed]
 
     def is_due(self, images: int, rested: float = 0.0) -> bool:
         """Whether the caller is to look now. images: of its last batch; rested: seconds that it waited for that batch.
 
         The pictures are no larger than usual images, so after a thousand images for each of them a look costs at most a
         thousandth of the work. The same after a thousand times what the last look took: a worker with few images looks too;
-        and sooner if it has rested for a hundred times as long, as the rate then loses nothing. A stage that repeats itself is
-        looked at after the pause; if it is healthy (blank pages may have equal answers), it must then repeat itself twice as
-        often.
+        and sooner if it has rested for a hundred times as long, as the rate then loses nothing. After an hour it is due
+        whatever it costs. If answers to the user's images have become others (stream.py), it is due after the pause, but not
+        again within some minutes, and not for more than a hundredth of the time.
         """
         with self._lock:
             self._images += images
             self._rested += rested
-            passed, pictures = self._clock() - self._began_at, len(draw_known(self._chain.setup.limits))
-            repeats = max(self._chain.repeats.values(), default=0)
-            suspicious = repeats >= self._patience
-            unused = passed >= SHARE * self._seconds or self._rested >= REST * self._seconds
-            paid = unused or self._images >= SHARE * pictures
-            if passed < PAUSE_SECONDS or not (paid or suspicious):
+            now = self._clock()
+            passed = now - self._began_at
+            if passed < PAUSE_SECONDS:
                 return False
-            self._patience = REPEATS if paid else 2 * repeats
-            self._began_at, self._images, self._rested = self._clock(), 0, 0.0
+            unused = passed >= SHARE * self._seconds or self._rested >= REST * self._seconds
+            paid = unused or self._images >= SHARE * len(draw_known(self._chain.setup.limits))
+            early = not paid and now >= self._early_from()
+            if not (paid or early or passed >= HOUR_SECONDS):
+                return False
+            self._early_at = now if early else self._early_at
+            self._began_at, self._images, self._rested = now, 0, 0.0
+            self._seconds = math.inf  # not known until it has ended
             return True
+
+    def wait_seconds(self) -> float:
+        """How long a thread without images may wait until it asks whether a look is due. A worker that rests has its first look
+        after the pause, and then one an hour, so that it seldom wakes a machine that sleeps."""
+        with self._lock:
+            longest = HOUR_SECONDS if self._seconds else PAUSE_SECONDS
+            return max(0.0, min(self._began_at + longest, self._early_from()) - self._clock())
+
+    def _early_from(self) -> float:
+        """When a look is due because of a doubt."""
+        if not any(stream.is_doubtful for stream in self._streams.values()):
+            return math.inf
+        pause = max(EARLY_SECONDS, REST * self._seconds)
+        return max(self._began_at + PAUSE_SECONDS, self._early_at + pause)
 
     def look(self) -> dict[str, str]:
         """What is wrong with the answers now, by stage; empty if nothing is. What is wrong must be wrong twice in a row: a
@@ -96,7 +139,10 @@ class Canary:
             if may_agree and not find_faults(specs, outcomes, []):
                 self._reference = self._agree(outcomes)
             self._looked = True
-            return find_faults(specs, outcomes, self._reference)
+            wrong = find_faults(specs, outcomes, self._reference)
+            for stream in self._streams.values() if not wrong else ():
+                stream.settle()
+            return wrong
 
     def _run(self, pictures: Sequence[bytes]) -> list[Outcome]:
         """Where images come alone, so do the known ones: what is prepared for a size of batch is then ready for the first

@@ -112,9 +112,6 @@ class Chain:
         self.stages: list[Stage] = []
         self._decode: Callable[[Sequence[InFlight]], Answers] | None = None
         self._allowances: defaultdict[str, Allowance] = defaultdict(Allowance)
-        # By stage: the last answer, and how many images in a row had the very same one. Threads may miscount a little.
-        self._last: dict[str, bytes] = {}
-        self.repeats: dict[str, int] = {}
 
     def load(self, report: Callable[[Loaded], None] = lambda _: None) -> dict[str, float]:
         """Build and load every stage, and report each; returns the seconds of each."""
@@ -245,9 +242,6 @@ class Chain:
         image.results[stage.name] = answer
         entry.payloads[stage.name] = payload
         entry.outputs[stage.name] = Output(payload, seconds)
-        if not entry.is_known:
-            repeats = self.repeats.get(stage.name, 0) if self._last.get(stage.name) == payload else 0
-            self.repeats[stage.name], self._last[stage.name] = repeats + 1, payload
 
     def _ask(
         self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input], tally: BatchCost

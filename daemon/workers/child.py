@@ -40,6 +40,7 @@ from stages.contract.base import PREPARED, DeviceLost, OutOfMemory, StageUnusabl
 from stages.contract.processes import die_with
 
 BEAT_SECONDS = 1.0
+NOTHING = Batch(0, [])
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
@@ -98,7 +99,8 @@ def _serve(channel: Channel, chain: Chain, ready: Ready) -> None:
     threads = chain.setup.threads
     batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
     rehearsed = threading.Barrier(threads + 1)
-    arguments = (channel, chain, Canary(chain), batches, rehearsed)
+    canary = Canary(chain)
+    arguments = (channel, chain, canary, batches, rehearsed)
     team = [
         threading.Thread(target=_work, args=arguments, name=f"batch-{n}", daemon=True) for n in range(threads)
     ]
@@ -106,7 +108,7 @@ def _serve(channel: Channel, chain: Chain, ready: Ready) -> None:
         thread.start()
     rehearsed.wait()
     channel.send(ready)
-    threading.Thread(target=_beat, args=(channel,), name="beat", daemon=True).start()
+    threading.Thread(target=_beat, args=(channel, canary), name="beat", daemon=True).start()
     try:
         while isinstance(message := channel.receive(), Batch):
             batches.put(message)
@@ -134,9 +136,11 @@ def _work(
             _look(channel, canary)
         rehearsed.wait()
         ended_at = time.monotonic()
-        while (batch := batches.get()) is not None:
+        while (batch := _next(batches, canary)) is not None:
             rested = time.monotonic() - ended_at
-            channel.send(chain.run(batch))
+            if batch.items:
+                channel.send(reply := chain.run(batch))
+                canary.note(reply)
             if canary.is_due(len(batch.items), rested):
                 _look(channel, canary)
             ended_at = time.monotonic()
@@ -145,6 +149,14 @@ def _work(
     except BaseException as error:  # noqa: BLE001 - a bug: a new process is better than one thread less
         traceback.print_exc()
         _leave(channel, f"{type(error).__name__}: {error}", curable=True)
+
+
+def _next(batches: queue.SimpleQueue[Batch | None], canary: Canary) -> Batch | None:
+    """The next batch; one without images if none comes until a worker that rests may have to look; None at the end."""
+    try:
+        return batches.get(timeout=canary.wait_seconds())
+    except queue.Empty:
+        return NOTHING
 
 
 def _look(channel: Channel, canary: Canary) -> None:
@@ -166,11 +178,11 @@ def _leave(
         os._exit(os.EX_SOFTWARE)
 
 
-def _beat(channel: Channel) -> None:
+def _beat(channel: Channel, canary: Canary) -> None:
     while True:
         memory = _device_memory()
         try:
-            channel.send(Beat(_resident_bytes(), *memory, prepared=dict(PREPARED)))
+            channel.send(Beat(_resident_bytes(), *memory, canary.suspicious(), dict(PREPARED)))
         except OSError:
             os._exit(os.EX_UNAVAILABLE)
         time.sleep(BEAT_SECONDS)

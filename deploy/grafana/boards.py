@@ -117,8 +117,11 @@ OVERVIEW: dict[str, list[Panel]] = {
         Panel("Wrong answers", "Times that a worker found its answers to known images wrong.", "short",
               {"{{device}} {{stage}}": increase("visiond_canary_failures_total", "device, stage")}, width=6),
         Panel("Last good look", "Time since a worker found its answers to known images right. A slow or idle one looks"
-              " seldom.", "s",
+              " once an hour.", "s",
               {"{{instance}} {{worker}}": "time() - visiond_canary_last_success_timestamp_seconds{M}"}, width=6),
+        Panel("Suspicious answers", "1 while a stage's answers have changed and known images have not been looked at since,"
+              " or its embeddings are the same for all images.", "short",
+              {"{{instance}} {{worker}} {{stage}}": "visiond_answers_suspicious{M}"}, width=6),
         Panel("Workers short of memory", "They wait until other programs free memory of their GPU.", "short",
               {"{{instance}} {{segment}}": "visiond_workers_short_of_memory{M}"}, width=6),
         Panel("Workers that share a GPU", "By MPS. The first lost worker ends the sharing until the next start.",

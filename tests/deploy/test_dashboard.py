@@ -31,7 +31,7 @@ from daemon.workers.lane import Lane
 from daemon.workers.pool import Pool
 from daemon.workers.seat import Seat
 from daemon.workers.worker import Worker
-from stages.contract.base import Limits, Reason
+from stages.contract.base import Limits, Reason, StageSpec
 from tests.deploy.queries import FOLDER, Query, boards, panels, problems, queries
 from tests.makers import done, failed, make_attempt, make_job, make_outputs, postponed
 
@@ -102,7 +102,7 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
 
 def pool_with_a_past(metrics: Metrics) -> Pool:
     """A pool with a worker that was lost once and is ready again."""
-    setup = Setup("ocr/0", "cuda:0", [], 1 << 20, 2, 1, Limits(), None)
+    setup = Setup("ocr/0", "cuda:0", [StageSpec("ocr", "fake")], 1 << 20, 2, 1, Limits(), None)
     pool = Pool("ocr", [Seat(setup, "cuda:0", {})], -1, PipelineSection(), metrics)
     metrics.worker_restarts.labels("cuda:0", "died").inc()
     metrics.canary_failures.labels("cuda:0", "ocr").inc()

@@ -22,7 +22,7 @@ import pytest
 from tests.daemon_process import PATIENCE, Daemon, Place, free_port, picture, wait_for
 from tests.deploy.prometheus import MISSING, PROMETHEUS, Prometheus, started
 from tests.deploy.rules import alerts
-from tests.faults.test_canary import WRONG, make_breakable
+from tests.faults.test_canary import ONLY_PPM, SOON, WRONG, make_breakable
 from tests.faults.test_disk import mounted
 from tests.faults.test_lifecycle import OFTEN, hang_system_calls
 
@@ -204,6 +204,17 @@ def break_a_model(folder: Path, sizes: Sizes) -> None:
         scene.expect("VisiondWrongAnswers", scene.work)
 
 
+def break_a_model_for_one_format(folder: Path, sizes: Sizes) -> None:
+    """The embeddings are equal, and those of known images, which have another format, are right."""
+    file, environment = make_breakable(folder, ONLY_PPM)
+    with (folder / "site" / "sitecustomize.py").open("a") as site:
+        site.write(SOON)
+    with opened(folder, sizes, environment=environment) as scene:
+        file.touch()
+        scene.work(100)
+        scene.expect("VisiondSuspiciousAnswers", lambda: scene.work(1))
+
+
 def fill_the_disk(folder: Path, sizes: Sizes) -> None:
     with mounted(folder / "results", "16m") as disk, opened(folder, sizes) as scene:
         (disk.folder / "filler").write_bytes(bytes((16 << 20) - (600 << 10)))
@@ -279,6 +290,7 @@ DRILLS: dict[str, Callable[[Path, Sizes], None]] = {
     "VisiondManyFailures": deliver_broken_images,
     "VisiondWorkersRestarting": kill_workers,
     "VisiondWrongAnswers": break_a_model,
+    "VisiondSuspiciousAnswers": break_a_model_for_one_format,
     "VisiondInboxAway": take_an_inbox_away,
     "VisiondPublishingBehind": break_a_sink,
     "VisiondConfigurationRefused": reload_a_typo,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,6 +25,13 @@ if "daemon.workers.child" in sys.orig_argv:
 
 
 CONSTANT, OTHER = "0", "(right(image) + 1) % 64"  # the same one for all; or a different one for each
+# As from a decoder that gives black for one format: known images are no PPM.
+ONLY_PPM = "(0 if image.data[:2] == b'P6' else right(image))"
+# Few images are enough for the running figures, and those that are not equal are no doubt.
+SOON = """
+    import daemon.workers.stream as stream
+    stream.WINDOW, stream.FAR, canary.READ_SECONDS, canary.HOUR_SECONDS = 5, 9, 0, 0.5
+"""
 WORKER = "ocr+yolo+clip+blip/0"
 
 
@@ -37,10 +45,11 @@ def make_breakable(folder: Path, wrong: str = CONSTANT) -> tuple[Path, dict[str,
 
 
 def wait_for_a_look(daemon: Daemon) -> None:
-    def has_looked(_: object) -> bool:
-        return daemon.metric("visiond_canary_last_success_timestamp_seconds", worker=WORKER) > 0
+    daemon.wait_until(lambda _: looked_at(daemon) > 0, "a look")
 
-    daemon.wait_until(has_looked, "a look")
+
+def looked_at(daemon: Daemon) -> float:
+    return daemon.metric("visiond_canary_last_success_timestamp_seconds", worker=WORKER)
 
 
 def test_a_worker_with_wrong_answers_is_replaced_and_no_image_is_blamed(tmp_path: Path) -> None:
@@ -62,6 +71,44 @@ def test_a_worker_with_wrong_answers_is_replaced_and_no_image_is_blamed(tmp_path
         assert daemon.metric("visiond_worker_restarts_total", device="cpu", reason="wrong") >= 1
     assert counts_of(place) == {"DONE": 120}
     assert place.rows("SELECT SUM(deaths) FROM image") == [(0,)]
+
+
+def test_a_worker_without_images_is_looked_at_too(tmp_path: Path) -> None:
+    place, (file, environment) = Place(tmp_path), make_breakable(tmp_path)
+    site = tmp_path / "site" / "sitecustomize.py"
+    site.write_text(site.read_text().replace("canary.SHARE = 0, 1", "canary.HOUR_SECONDS = 0, 0.1"))
+    with Daemon(place, environment=environment) as daemon:
+        wait_for_a_look(daemon)
+        file.touch()
+        assert daemon.wait_event(WRONG)["faults"].keys() >= {"clip"}
+        file.unlink()
+        place.drop_many(range(4))
+        daemon.wait_idle(4)
+    assert counts_of(place) == {"DONE": 4}
+
+
+def test_equal_embeddings_are_shown_although_the_known_images_are_right(tmp_path: Path) -> None:
+    place, (file, environment) = Place(tmp_path), make_breakable(tmp_path, ONLY_PPM)
+    site = tmp_path / "site" / "sitecustomize.py"
+    site.write_text(site.read_text() + SOON)
+
+    def is_suspicious(_: object) -> bool:
+        return daemon.metric("visiond_answers_suspicious", worker=WORKER, stage="clip") == 1
+
+    with Daemon(place, environment=environment) as daemon:
+        place.drop_many(range(20))
+        daemon.wait_idle(20)
+        daemon.wait_until(lambda _: not is_suspicious(_), "answers that are not suspicious")
+        file.touch()
+        place.drop_many(range(20, 200))
+        daemon.wait_idle(200)
+        now = time.time()
+        daemon.wait_until(lambda _: looked_at(daemon) > now, "a look without images")
+        daemon.wait_until(is_suspicious, "suspicious answers")
+        file.unlink()
+        place.drop_many(range(200, 240))
+        daemon.wait_until(lambda _: not is_suspicious(_), "answers that are not suspicious")
+        assert daemon.metric("visiond_canary_failures_total", device="cpu", stage="clip") == 0
 
 
 def test_a_device_whose_answers_stay_wrong_closes_its_seat(tmp_path: Path) -> None:

@@ -12,10 +12,21 @@ import msgspec
 import pytest
 import torch
 
-from daemon.core.messages import Batch, Item, Reply, Setup
-from daemon.workers.canary import PAUSE_SECONDS, REPEATS, REST, SHARE, Canary, read_reference
+from daemon.core.messages import Batch, Item, Outcome, Output, Reply, Setup
+from daemon.workers.canary import (
+    EARLY_SECONDS,
+    HOUR_SECONDS,
+    MOST_READ,
+    PAUSE_SECONDS,
+    READ_SECONDS,
+    REST,
+    SHARE,
+    Canary,
+    read_reference,
+)
 from daemon.workers.chain import Chain
 from daemon.workers.known_images import draw_known
+from daemon.workers.stream import REPEATS
 from stages.contract.base import Image, ImageError, Limits, OutOfMemory, Reason, StageSpec
 from stages.contract.binning import Thresholds
 from stages.images import decoder
@@ -26,6 +37,7 @@ from tests.daemon.workers.wrong_answers import FAULTS, black, fail
 from tests.daemon_process import picture
 
 PICTURES = len(draw_known(Limits()))
+SLOW = 40.0  # seconds of a look
 SMALL = {
     "ocr": {"options": {"max_side": 480, "map_side": 320}}
 }  # their texts can be read there too, in less time
@@ -148,28 +160,35 @@ def open_fake(*stages: str, **settings: Any) -> tuple[Chain, Canary, Clock]:
     return chain, Canary(chain, clock), clock
 
 
-def slow_down(chain: Chain, clock: Clock, seconds: float) -> None:
-    """So long each batch takes."""
-    run = chain.run
+def open_slow(seconds: float) -> tuple[Chain, Canary, Clock]:
+    """Its first look has taken so long."""
+    chain, canary, clock = open_fake()
 
     def run_slowly(*batch: Any, **how: Any) -> Any:
         clock.now += seconds
-        return run(*batch, **how)
+        return Chain.run(chain, *batch, **how)
 
-    chain.run = run_slowly  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chain, "run", run_slowly)
+        canary.look()
+    clock.now = 0.0
+    return chain, canary, clock
 
 
-def work(chain: Chain, images: int, *, different: bool = True) -> None:
-    """Images of the user."""
-    data = b"".join(picture(number if different else 0) for number in range(images))
-    size = len(picture(0))
-    chain.run(Batch(0, [Item(number * size, size, {}) for number in range(images)]), memoryview(data))
+def work(chain: Chain, canary: Canary, images: int, *, different: bool = True) -> None:
+    """Images of the user, of which all answers are read."""
+    files = [picture(number if different else 0) for number in range(images)]
+    batch = Batch(0, [Item(number * len(file), len(file), {}) for number, file in enumerate(files)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("daemon.workers.canary.READ_SECONDS", 0.0)
+        patch.setattr("daemon.workers.canary.MOST_READ", images)
+        canary.note(chain.run(batch, memoryview(b"".join(files))))
 
 
 def test_it_looks_after_a_thousand_images_for_each_picture_and_not_more_often_than_once_in_the_pause() -> (
     None
 ):
-    _, canary, clock = open_fake()
+    _, canary, clock = open_slow(SLOW)
     clock.now = PAUSE_SECONDS
     assert not canary.is_due(SHARE * PICTURES - 1)
     assert canary.is_due(1)
@@ -179,10 +198,30 @@ def test_it_looks_after_a_thousand_images_for_each_picture_and_not_more_often_th
     assert PAUSE_SECONDS < 60, "faults are noticed within a minute"
 
 
+def test_the_first_look_comes_after_the_pause_whether_there_are_images_or_not() -> None:
+    """In a worker on a CPU, whose first image does not wait for it."""
+    _, canary, clock = open_fake()
+    clock.now = 1.0
+    assert canary.wait_seconds() == PAUSE_SECONDS - 1
+    assert not canary.is_due(1)
+    clock.now = PAUSE_SECONDS
+    assert canary.wait_seconds() == 0
+    assert canary.is_due(0)
+
+
+def test_a_worker_that_rests_and_one_with_a_slow_model_look_once_an_hour() -> None:
+    _, canary, clock = open_slow(SLOW)
+    assert SLOW * SHARE > HOUR_SECONDS
+    clock.now = HOUR_SECONDS - 1
+    assert not canary.is_due(1)
+    assert canary.wait_seconds() == 1
+    clock.now += 1
+    assert canary.is_due(0)
+    assert canary.wait_seconds() == HOUR_SECONDS
+
+
 def test_a_worker_with_little_to_do_looks_after_a_thousand_times_what_a_look_takes() -> None:
-    chain, canary, clock = open_fake()
-    slow_down(chain, clock, 0.2)
-    canary.look()
+    _, canary, clock = open_slow(0.2)
     clock.now = 0.2 * SHARE - 1
     assert not canary.is_due(1)
     clock.now += 1
@@ -191,35 +230,82 @@ def test_a_worker_with_little_to_do_looks_after_a_thousand_times_what_a_look_tak
 
 def test_a_worker_that_often_rests_looks_after_a_hundred_times_what_a_look_takes() -> None:
     """In both threads together; and not more often than once in the pause."""
-    chain, canary, clock = open_fake()
-    slow_down(chain, clock, 0.5)
-    canary.look()
+    _, canary, clock = open_slow(0.5)
     assert not canary.is_due(1, rested=0.5 * REST)
     clock.now += PAUSE_SECONDS
     assert canary.is_due(1)
     clock.now += PAUSE_SECONDS
+    assert not canary.is_due(1, rested=1000 * REST), "that look may still last"
+    canary._seconds, canary._rested = 0.5, 0.0
     assert not canary.is_due(1, rested=0.5 * REST - 1)
     assert canary.is_due(1, rested=1)
 
 
 def test_a_stage_that_repeats_itself_is_looked_at_after_the_pause_and_then_half_as_often() -> None:
-    chain, canary, clock = open_fake()
-    work(chain, REPEATS - 1, different=False)
+    chain, canary, clock = open_slow(1.0)
+    work(chain, canary, REPEATS, different=False)
+    assert not canary.is_due(1)
+    assert canary.wait_seconds() == PAUSE_SECONDS, "also if no image comes any more"
     clock.now = PAUSE_SECONDS
-    assert not canary.is_due(1)
-    work(chain, 1, different=False)
     assert canary.is_due(1)
-    work(chain, REPEATS - 1, different=False)
-    clock.now += PAUSE_SECONDS
-    assert not canary.is_due(1)
-    work(chain, 1, different=False)
-    assert canary.is_due(1)
+    assert canary.suspicious() == ["ocr"]
+    assert canary.look() == {}
+    assert canary.suspicious() == []
+    work(chain, canary, REPEATS - 1, different=False)
+    assert canary.suspicious() == []
+    work(chain, canary, 1, different=False)
+    assert canary.suspicious() == ["ocr"]
+
+
+def test_doubts_cause_no_look_within_some_minutes_and_none_that_takes_more_than_a_hundredth_of_the_time() -> (
+    None
+):
+    for seconds, pause in ((1.0, EARLY_SECONDS), (SLOW / 2, REST * SLOW / 2)):
+        chain, canary, clock = open_slow(seconds)
+        clock.now = PAUSE_SECONDS
+        work(chain, canary, REPEATS, different=False)
+        assert canary.is_due(0)
+        canary._seconds = seconds  # and it judges nothing: the device's memory is full
+        clock.now += pause - 1
+        assert not canary.is_due(0)
+        assert canary.wait_seconds() == 1
+        clock.now += 1
+        assert canary.is_due(0)
+
+
+def test_of_many_answers_only_eight_of_four_batches_a_second_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, canary, clock = open_fake()
+    read: list[bytes] = []
+    monkeypatch.setattr(canary._streams["ocr"], "note", read.extend)
+    for _ in range(8):
+        outcomes = [Outcome("PNG", 1, 1, {"ocr": Output(b"%d" % number, 0.0)}) for number in range(100)]
+        canary.note(Reply(0, outcomes, []))
+        clock.now += READ_SECONDS / 2
+    assert read == [b"%d" % number for number in range(0, 100, 13)] * 4
+    assert len(read) == 4 * MOST_READ
+
+
+def test_a_look_that_judges_nothing_settles_no_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain, canary, _ = open_fake()
+    work(chain, canary, REPEATS, different=False)
+
+    def fill(images: Sequence[Image]) -> list[Any]:
+        raise OutOfMemory("the GPU is full")
+
+    with monkeypatch.context() as full:
+        full.setattr(chain.stages[0], "run", fill)
+        assert canary.look() == {}
+    assert canary.suspicious() == ["ocr"]
+    assert canary.look() == {}
+    assert canary.suspicious() == []
 
 
 def test_different_answers_are_not_suspicious() -> None:
-    chain, canary, clock = open_fake()
+    chain, canary, clock = open_slow(SLOW)
     for _ in range(4):
-        work(chain, REPEATS)
+        work(chain, canary, REPEATS)
     clock.now = PAUSE_SECONDS
     assert not canary.is_due(1)
 
