@@ -36,6 +36,9 @@ class JobStatus(IntEnum):
     GONE = 4  # deleted or replaced before it was read
 
 
+RECORDED = (JobStatus.DONE, JobStatus.FAILED)  # of images that have a sidecar or a reason
+
+
 class Version(NamedTuple):
     """One version of a file's content. A change of any field makes it another image.
 
@@ -236,11 +239,6 @@ class Ending(msgspec.Struct, array_like=True, frozen=True):
         """Whether its file may only be away, or not be complete yet."""
         blamed = self.failure is not None and self.failure.reason in OF_BYTES
         return self.status is JobStatus.GONE or (blamed and self.status is not JobStatus.PENDING)
-
-    @property
-    def has_record(self) -> bool:
-        """Whether the image gets a sidecar or a reason."""
-        return self.status in (JobStatus.DONE, JobStatus.FAILED)
 
     @property
     def keeps_result(self) -> bool:

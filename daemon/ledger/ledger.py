@@ -22,6 +22,7 @@ import msgspec
 import structlog
 
 from daemon.core.jobs import (
+    RECORDED,
     Admitted,
     Change,
     Content,
@@ -260,7 +261,7 @@ class Ledger:
         if claimed:
             unsettled = find_unsettled(connection, claimed, self._kept)
             endings = put_off(endings, unsettled)
-        records = {e.job.id: self.record_of(e) for e in endings if e.has_record and not e.checksums}
+        records = {e.job.id: self.record_of(e) for e in endings if e.status in RECORDED and not e.checksums}
         ended = self._write_endings(connection, endings, records)
         repeats = () if all_new else join_repeats(connection, endings, ended, self._staying)
         mine = claimed & ended

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from daemon.core.jobs import Content, Ending, Job, Read
+from daemon.core.jobs import RECORDED, Content, Ending, Job, Read
 from daemon.ledger.record import Committed, Model, Record
 from daemon.ledger.rows import checksums_of
 from daemon.monitoring.metrics import Metrics
@@ -91,7 +91,7 @@ class RemoteCoordinator:
         return {
             e.job.id: Record.of(e, self._destinations[e.job.inbox].inbox, self._models_of(e.content))
             for e in endings
-            if e.has_record
+            if e.status in RECORDED
         }
 
     def _models_of(self, content: Content) -> list[Model]:

@@ -125,7 +125,7 @@ class Destination:
         if self.on_success == "move" or self.bins_mode == "move" or record.status is not JobStatus.DONE:
             self.check()  # a source that is moved below a mount point would be hard to find
         if record.status is JobStatus.DONE:
-            folders.add(os.path.dirname(write_sidecar(record, *self.paths_of(record))))
+            folders.add(os.path.dirname(write_sidecar(record, *sidecar_paths(self.results, record.path))))
             return self._place(record, folders)
         placed = self._move(record, folders)  # first, as the reason is named after the moved image
         folders.add(os.path.dirname(write_sidecar(record, *self.paths_of(record, placed.location))))
