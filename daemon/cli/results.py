@@ -263,7 +263,7 @@ def export(
       visiond export --format jsonl -
       visiond export --ratio A=0.4,B=0.4,C=0.2 results.parquet
       visiond export results.lance
-      visiond export --format yolo --where "object_count > 0" dataset
+      visiond export --format yolo --where "object_score('dog') > 0.8" dogs
       visiond export --unique --near 0.95 results.csv
       visiond export -f label-studio --order disagreement --limit 500 tasks
     """

@@ -15,8 +15,9 @@ from daemon.core.errors import MissingLibrary
 
 CHUNK = 1024  # rows in a row group, and in memory: some megabytes with embeddings
 
-# Columns that Parquet and Lance have, and CSV has not.
-FURTHER = ("text_lines", "detections", "tag_scores", "embedding")
+# Columns that Parquet and Lance have, and CSV has not. Conditions have the lists.
+LISTS = ("text_lines", "detections", "tag_scores")
+FURTHER = (*LISTS, "embedding")
 
 Row = tuple[dict[str, Any], dict[str, Any]]  # the columns of every export, and the sidecar
 
@@ -88,16 +89,19 @@ def _schema(columns: Mapping[str, type], size: int, precision: Any) -> Any:
 
 
 def cells_of(row: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
-    """All columns except the embedding; null for a stage that did not run."""
-    further = {
-        "finished_at": datetime.fromisoformat(row["finished_at"]),
+    """All columns except the embedding."""
+    return row | lists_of(document) | {"finished_at": datetime.fromisoformat(row["finished_at"])}
+
+
+def lists_of(document: dict[str, Any]) -> dict[str, Any]:
+    """The columns of LISTS; None for a stage that did not run."""
+    return {
         "text_lines": [{"guessed": False, **line} for line in document["ocr"]["lines"]]
         if "ocr" in document
         else None,
         "detections": document["objects"]["detections"] if "objects" in document else None,
         "tag_scores": [tag["score"] for tag in document["clip"]["tags"]] if "clip" in document else None,
     }
-    return row | further
 
 
 def vector_of(document: dict[str, Any]) -> Any:
