@@ -34,10 +34,8 @@ def write_table(
 ) -> None:
     """columns, sizes, half: as of `make_schema`. notes: called after the last row, for the file's own metadata. further: a
     table of Arrow with more columns, which has as many rows as there are. Raises MissingLibrary."""
+    pyarrow = load_pyarrow()
     schema, done = make_schema(columns, sizes, half=half), 0
-    import pyarrow
-    import pyarrow.parquet
-
     whole = pyarrow.schema([*schema, *(further.schema if further is not None else ())])
     with pyarrow.parquet.ParquetWriter(out, whole) as writer:
         for table in make_tables(rows, schema):
@@ -48,17 +46,24 @@ def write_table(
         writer.add_key_value_metadata(notes())
 
 
-def make_schema(columns: Mapping[str, type], sizes: Collection[int], *, half: bool = False) -> Any:
-    """A schema of Arrow. columns: those of every export, with their types. sizes: the lengths of the embeddings. With one
-    length they are lists of a fixed size, otherwise plain lists. half: embeddings in half precision. Raises MissingLibrary."""
+def load_pyarrow() -> Any:
+    """Raises MissingLibrary."""
     try:
         import pyarrow
+        import pyarrow.parquet
     except ImportError as error:
         raise MissingLibrary(
             "Parquet needs pyarrow: pip install 'visiond[parquet]', or use --format jsonl."
         ) from error
+    return pyarrow
+
+
+def make_schema(columns: Mapping[str, type], sizes: Collection[int], *, half: bool = False) -> Any:
+    """A schema of Arrow. columns: those of every export, with their types. sizes: the lengths of the embeddings. With one
+    length they are lists of a fixed size, otherwise plain lists. half: embeddings in half precision. Raises MissingLibrary."""
+    arrow = load_pyarrow()
     size = next(iter(sizes)) if len(sizes) == 1 else 0
-    return _schema(columns, size, pyarrow.float16() if half else pyarrow.float32())
+    return _schema(columns, size, arrow.float16() if half else arrow.float32())
 
 
 def make_tables(rows: Iterator[Row], schema: Any) -> Iterator[Any]:
