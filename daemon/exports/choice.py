@@ -16,6 +16,7 @@ import msgspec
 from daemon.core.errors import LedgerDamaged, WrongArgument
 from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus
+from daemon.exports.answered import Explain
 from daemon.exports.columns import ExportColumns
 from daemon.exports.conditions import open_condition, reads_near
 from daemon.ledger.record import Model, Record
@@ -27,8 +28,9 @@ CHUNK = 1024  # images for which a condition is evaluated at once
 DRAWN = 256  # images that are looked up at once
 # From numbers of images to the best image of the group of each that is near a better one, and the nearness of the two.
 FindNear = Callable[[Sequence[int]], Mapping[int, tuple[int, float]]]
-# From bins, and numbers of images or None for all, to those of them that a person should look at, in that order.
-FindFirst = Callable[[Sequence[str], Collection[int] | None], Sequence[int]]
+# From bins, and numbers of images or None for all, to those of them that a person should look at, in that order; and what says
+# of them why, one after another.
+FindFirst = Callable[[Sequence[str], Collection[int] | None], tuple[Sequence[int], Explain]]
 SEED = 0  # so that a mix leaves out the same images each time
 
 
@@ -59,7 +61,7 @@ class Chosen:
 
     total: how many there are, before any is found damaged; known when the first is passed. models: those of the images that
     were passed so far. better: what `near` of the choice has found; known when the first is passed. columns: also for that.
-    by_near: the conditions that ask for it.
+    by_near: the conditions that ask for it. has_columns_only: nothing else does. explain: of the images, as `first` does.
     """
 
     def __init__(self, reader: Reader, choice: ExportChoice, columns: ExportColumns) -> None:
@@ -72,8 +74,10 @@ class Chosen:
         self.models: dict[Model, None] = {}  # in the order of the stages
         self.total = 0
         self.better: dict[int, tuple[int, float]] = {}
+        self.explain: Explain = lambda image: None
         self.columns = columns.with_near(self.better) if choice.near else columns
         self.by_near = [where for where in choice.where if reads_near(where, self.columns)]
+        self.has_columns_only = bool(choice.near) and not (choice.unique or self.by_near)
 
     @functools.cached_property
     def _counts(self) -> dict[str, int]:
@@ -85,7 +89,7 @@ class Chosen:
         choice, found = self._choice, self._whole()
         if choice.first:
             chosen = {*self._find()} if choice.looks_first or choice.sample else None
-            ids = choice.first(choice.bins, chosen)
+            ids, self.explain = choice.first(choice.bins, chosen)
             found, self.total = self._without_damaged(find_records(self._reader, ids)), len(ids)
         elif choice.sample and not choice.looks_first:
             drawn = itertools.islice(draw(self._reader, choice.seed, choice.bins), choice.sample)

@@ -39,7 +39,7 @@ def open_condition(where: str, columns: ExportColumns) -> Iterator[Condition]:
             raise KeyboardInterrupt from None
         raise WrongArgument(
             f"--where {where!r} is no condition of SQL on the columns of an export: {error}. Write for example "
-            f"\"bin = 'A' AND object_count > 2\"; {_name_near(str(error), _names_in(columns))}"
+            f"\"bin = 'A' AND object_count > 2\"; {_name_near(str(error), [*columns.kinds, *LISTS, *SCORES])}"
         ) from None
     finally:
         database.close()
@@ -53,15 +53,18 @@ class Condition:
 
     def __init__(self, where: str, columns: ExportColumns, database: sqlite3.Connection) -> None:
         """Raises sqlite3.Error, sqlite3.Warning, ValueError."""
-        names = {name.lower(): name for name in reversed(_names_in(columns))}.values()
+        names = {name.lower(): name for name in reversed([*columns.kinds, *LISTS, *SCORES])}.values()
         _check_quoted(where, names)
         self._columns, self._database = columns, database
         # A question to the table itself would see only some of the images, so nobody knows its name.
         self._table = table = f"images_{secrets.token_hex(8)}"
-        self._question = f"SELECT id FROM {table} WHERE (\n{_pass_scores(where, table)}\n)"
+        # Functions of SCORES get the scores of the image first.
+        asked = _PART.sub(lambda part: part[1] or f"{part[2]}({table}.{part[2]}, {part[3] or ''}", where)
+        self._question = f"SELECT id FROM {table} WHERE (\n{asked}\n)"
+        listed = ", ".join(map('"{}"'.format, names))
         for name in SCORES:
             database.create_function(name, 2, _look_up)
-        database.execute(f"CREATE TABLE {table} ({_quote(names)})")
+        database.execute(f"CREATE TABLE {table} ({listed})")
         found = {"id"}
 
         def note(action: int, table: str | None, name: str | None, *place: str | None) -> int:
@@ -81,7 +84,8 @@ class Condition:
     def find(self, records: Iterable[Record]) -> set[int]:
         """The numbers of those for which it is true. Raises sqlite3.Error."""
         self._database.execute(f"DELETE FROM {self._table}")
-        insert = f"INSERT INTO {self._table} ({_quote(self.read)}) VALUES ({', '.join('?' * len(self.read))})"
+        names, places = ", ".join(map('"{}"'.format, self.read)), ", ".join("?" * len(self.read))
+        insert = f"INSERT INTO {self._table} ({names}) VALUES ({places})"
         self._database.executemany(insert, map(self._row_of, records))
         return {number for (number,) in self._database.execute(self._question)}
 
@@ -110,20 +114,6 @@ def reads_near(where: str, columns: ExportColumns) -> bool:
     """Raises WrongArgument if it is no condition."""
     with open_condition(where, columns) as condition:
         return not NEAR.keys().isdisjoint(condition.read)
-
-
-def _names_in(columns: ExportColumns) -> list[str]:
-    """What a condition can name."""
-    return [*columns.kinds, *LISTS, *SCORES]
-
-
-def _pass_scores(where: str, table: str) -> str:
-    """With the scores of an image as the first argument of each function of SCORES."""
-    return _PART.sub(lambda call: call[1] or f"{call[2]}({table}.{call[2]}, {call[3] or ''}", where)
-
-
-def _quote(names: Iterable[str]) -> str:
-    return ", ".join(f'"{name}"' for name in names)
 
 
 def _look_up(scores: str | None, label: Any) -> float | None:

@@ -67,9 +67,8 @@ def export_records(
     half precision. Raises WrongArgument, NotWritable, MissingLibrary; LedgerDamaged, after all others, if images are damaged.
     """
     chosen, written, labelled = Chosen(reader, choice, columns), 0, 0
-    only_columns = bool(choice.near) and not (choice.unique or chosen.by_near)
-    _check_options(file, format, columns, only_columns=only_columns, mark=mark, half=half)
     columns = chosen.columns
+    _check_options(file, format, columns, only_columns=chosen.has_columns_only, mark=mark, half=half)
 
     def count() -> Iterator[Record]:
         nonlocal written, labelled
@@ -99,7 +98,9 @@ def export_records(
             lambda folder: (
                 write_lance(folder, count(), columns, sizes, half=half)
                 if format == "lance"
-                else write_images(folder, format, count(), names, left_out, columns)
+                else write_images(
+                    folder, format, count(), names, left_out, columns, lambda image: chosen.explain(image)
+                )
             ),
             lambda: {"visiond": __version__, "models": describe_models(chosen.models)},
             force=force,

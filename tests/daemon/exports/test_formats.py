@@ -303,6 +303,8 @@ def test_a_task_of_label_studio_has_each_answer_in_percent(tmp_path: Path, image
     }
     line, text = prediction["result"][3:5]
     assert (line["id"], text["value"]["text"]) == (text["id"], [TEXTS[0]])
+    assert "score" not in prediction
+    assert task["meta"] == {"visiond": {"id": 4, "path": "images/b c.png"}}
     assert task["data"]["image"] == f"/data/local-files/?d={str(tmp_path).lstrip('/')}/in/images/b%20c.png"
 
 
