@@ -92,7 +92,7 @@ def time_labels(folder: Path, count: int) -> None:
         said = say(make_scene(SEED, 0).truth)
         store = LabelStore(state)
         store.keep(
-            [(digest, kind, label.value) for digest in digests for kind, label in said.items()], "people"
+            [(digest, kind, label.value, "people") for digest in digests for kind, label in said.items()]
         )
         started, clock = time.process_time(), time.monotonic()
         searcher.catch_up()

@@ -138,8 +138,7 @@ async def admit(ledger: Ledger, *paths: bytes) -> list[Job]:
 
 async def complete(ledger: Ledger, *endings: Ending) -> Sequence[Record]:
     """End these jobs; returns the records to publish now."""
-    committed = await ledger.end(endings)
-    return [ledger.record_of(each) for each in committed.endings if each.status is not JobStatus.PENDING]
+    return (await ledger.end(endings)).published()
 
 
 def open_destination(root: Path, bins: str = "none", on_success: str = "keep", **output: Any) -> Destination:

@@ -51,7 +51,7 @@ def import_labels(
         bool, flag("--by-file-name", "The last part of a name is enough to find its image.")
     ] = False,
     only: KindsOption = None,
-    origin: Annotated[str, option("--origin TEXT", "Where they are from. Default: FILE.")] = "",
+    origin: Annotated[str, option("--origin TEXT", "Their origin. Default: as exported, or FILE.")] = "",
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -60,7 +60,8 @@ def import_labels(
     FILE is COCO (.json: objects, captions, text), a folder of YOLO with its
     data.yaml or classes.txt, tasks with annotations as Label Studio exports
     them (.json), CSV with a column path, location or digest and columns tags,
-    caption or text, or the .truth.jsonl of `visiond samples`.
+    caption or text, or the .truth.jsonl of `visiond samples`. Of what
+    `visiond export --labels` wrote, only labels are taken, no answers.
 
     Labels belong to the bytes of an image: they stay when models run again,
     and when the file is renamed. They replace earlier labels of the same
@@ -83,14 +84,16 @@ def import_labels(
     said = [each for each in given if not only or each.kind in only]
     with open_reader(settings) as reader, Progress("images") as progress:
         folder = images or (file if file.is_dir() else file.parent)
-        names = [each.name for each in said]
+        names = [each.image for each in said]
         found = find_images(reader, names, folder, by_file_name=by_file_name, step=progress.step)
         kept = keep_known(said, found.images, left_out)
         why = "" if kept else _explain_empty(reader, file, given, said, found, left_out)
     store = LabelStore(settings.state.path)
-    rows = [(digest, kind, value) for (digest, kind), value in kept.items()]
     known_as = (origin or os.path.basename(os.path.abspath(file))).encode(errors="replace").decode()
-    replaced = store.keep(rows, known_as) if rows else 0
+    rows = [
+        (digest, kind, each.value, origin or each.origin or known_as) for (digest, kind), each in kept.items()
+    ]
+    replaced = store.keep(rows) if rows else 0
     _print_kept(Counter(str(kind) for _, kind in kept), replaced, found, left_out, as_json=as_json)
     _print_trouble(found, left_out, replaced)
     if why:

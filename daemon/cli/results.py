@@ -26,6 +26,7 @@ from daemon.terminal.display import (
     print_chores,
     print_cut,
     print_failed_hint,
+    print_fields,
     print_json,
     print_listing,
     print_looks,
@@ -197,11 +198,11 @@ def list_images(
 
 
 def show(
-    image: Annotated[str, typer.Argument(metavar="IMAGE", help=IMAGE_HELP)],
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help=f"{IMAGE_HELP} Or a model's fingerprint.")],
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show everything known about one image.
+    """Show everything known about one image, or what a fingerprint stands for.
 
     That is: texts, objects, tags and caption, the criteria of its bin, and
     the time of each stage; for a failed image the reason. --json prints the
@@ -210,6 +211,7 @@ def show(
     Examples:
       visiond show inbox/a.jpg
       visiond show 17 --json
+      visiond show sha256:0d8b9a1c
     """
     from daemon.labels.store import LabelStore
     from daemon.ledger.records import open_reader
@@ -217,6 +219,11 @@ def show(
 
     settings = read_config_to_look(config)
     with open_reader(settings) as reader:
+        if control.FINGERPRINT.fullmatch(image):
+            about = control.describe_model(reader, image)
+            known = {name: value for name, value in about.items() if value not in ("", {}, [])}
+            print_json(about) if as_json else print_fields("", known)
+            return
         record = control.find_whole(reader, image)
         print_unwritten(reader, record.id)
     if as_json:

@@ -194,36 +194,32 @@ class UpkeepSection(Section):
         return self
 
 
+DEFAULTS = Thresholds()
+
+
 class BinningSection(Section):
-    text_boxes_threshold: int = Field(2, ge=0, le=1_000_000_000)
+    text_boxes_threshold: int = Field(DEFAULTS.text_boxes, ge=0, le=1_000_000_000)
     """A: more text boxes than this."""
-    text_area_threshold: Ratio = 0.2
+    text_area_threshold: Ratio = DEFAULTS.text_area
     """A: text over more of the image's area."""
-    text_score_threshold: Ratio = 0.7
+    text_score_threshold: Ratio = DEFAULTS.text_score
     """A: only lines with a higher score count as text boxes. A single letter or sign never counts, and two or more letters, of
     which at most three are different, only from 0.8. Lines of a page reader have no score, and count."""
-    object_count_threshold: int = Field(5, ge=0, le=1_000_000_000)
+    object_count_threshold: int = Field(DEFAULTS.object_count, ge=0, le=1_000_000_000)
     """B: more objects than this."""
-    unique_objects_threshold: int = Field(3, ge=0, le=1_000_000_000)
+    unique_objects_threshold: int = Field(DEFAULTS.unique_objects, ge=0, le=1_000_000_000)
     """B: more kinds of object than this."""
-    spatial_dispersion_threshold: Ratio = 0.3
+    spatial_dispersion_threshold: Ratio = DEFAULTS.spatial_dispersion
     """B: centers of objects spread over more of the image's area."""
-    clip_similarity_threshold: float = Field(0.25, ge=-1, le=1)
+    clip_similarity_threshold: float = Field(DEFAULTS.clip_similarity, ge=-1, le=1)
     """C: similarity of caption and image. Only reported."""
     rules: str = ""
     """A custom rule, "module:function", which gets a record and returns the name of the bin. Not with mode = "cascade".
     docs/results.md describes the record and has an example."""
 
     def thresholds(self) -> Thresholds:
-        return Thresholds(
-            self.text_boxes_threshold,
-            self.text_area_threshold,
-            self.text_score_threshold,
-            self.object_count_threshold,
-            self.unique_objects_threshold,
-            self.spatial_dispersion_threshold,
-            self.clip_similarity_threshold,
-        )
+        names = Thresholds.__struct_fields__
+        return Thresholds(**{name: getattr(self, f"{name}_threshold") for name in names})
 
 
 class Http(Section):

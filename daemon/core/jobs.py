@@ -238,21 +238,14 @@ class Ending(msgspec.Struct, array_like=True, frozen=True):
         return self.status is JobStatus.GONE or (blamed and self.status is not JobStatus.PENDING)
 
     @property
+    def has_record(self) -> bool:
+        """Whether the image gets a sidecar or a reason."""
+        return self.status in (JobStatus.DONE, JobStatus.FAILED)
+
+    @property
     def keeps_result(self) -> bool:
         """Whether the image is DONE with its previous result, because its file is gone or is a repeat."""
         return self.status is JobStatus.GONE and (self.job.has_result or self.is_repeat)
-
-
-class Committed(NamedTuple):
-    """What the ledger has written. newest: the ids of those that no newer version of their file has replaced."""
-
-    endings: list[Ending]
-    newest: set[int]
-
-    def published(self) -> list[Ending]:
-        """Those that get files."""
-        ended = (JobStatus.DONE, JobStatus.FAILED)
-        return [e for e in self.endings if e.status in ended and e.job.id in self.newest]
 
 
 class Placed(msgspec.Struct, array_like=True, frozen=True):

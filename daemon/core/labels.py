@@ -46,7 +46,8 @@ class Said(NamedTuple):
     """What a file says about one image.
 
     name: of the image, as the file has it. scale: what the boxes count as the whole image; None: its pixels. size: of the
-    image in pixels, as the file has it; None: the file does not say.
+    image in pixels, as the file has it; None: the file does not say. digest, origin: of a label that visiond has exported:
+    which image it is of, `sha256:` and so on, and where it was from.
     """
 
     name: str
@@ -54,6 +55,13 @@ class Said(NamedTuple):
     value: Value
     scale: tuple[float, float] | None = None
     size: tuple[float, float] | None = None
+    digest: str = ""
+    origin: str = ""
+
+    @property
+    def image(self) -> str:
+        """Its name, or its digest if nothing else can be meant."""
+        return self.digest if self.origin else self.name
 
 
 class Label(NamedTuple):

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable
 from io import IOBase
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
@@ -41,6 +41,7 @@ class Setup(msgspec.Struct, tag="setup", frozen=True):
     rehearse: bool = False  # each thread runs the known images before the first image
     references: str = ""  # the folder where first answers to the known images are kept; empty: nowhere
     group_pixels: int = LEAST_GROUP_PIXELS  # of a batch, decoded at once
+    host_group_pixels: int = LEAST_GROUP_PIXELS  # of these, what a GPU does not decode itself
 
 
 class Loaded(msgspec.Struct, tag="loaded", frozen=True):
@@ -115,6 +116,7 @@ class Beat(msgspec.Struct, tag="beat", frozen=True):
     device_used_bytes: int = 0
     device_peak_bytes: int = 0
     device_allocated_bytes: int = 0  # of those used, in tensors
+    prepared: dict[str, int] = {}  # for its GPU so far, by kind: PREPARATIONS
 
 
 class Farewell(msgspec.Struct, tag="farewell", frozen=True):
@@ -144,7 +146,13 @@ def frame(message: Any) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-def read_frame(stream: IOBase, longest: float = inf) -> bytes:
+def write_frame(stream: IO[bytes], message: Any) -> None:
+    """To a stream that blocks."""
+    stream.write(frame(message))
+    stream.flush()
+
+
+def read_frame(stream: IOBase | IO[bytes], longest: float = inf) -> bytes:
     """The bytes of the next message from a stream that blocks. longest: in bytes.
 
     Raises EOFError when the other side is gone, and msgspec.DecodeError if it is longer.

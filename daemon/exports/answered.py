@@ -35,6 +35,11 @@ class ImageAnswers:
     size: tuple[int, int]
     labels: Mapping[Kind, Label] = field(default_factory=dict)
 
+    @property
+    def origins(self) -> dict[Kind, str]:
+        """Where those labels are from that take the place of answers. Text has no boxes, so it never does."""
+        return {kind: label.origin for kind, label in self.labels.items() if kind is not Kind.TEXT}
+
     @cached_property
     def objects(self) -> list[tuple[str, float, Box]]:
         """Label, score and box of each object that YOLO found; boxes are cut at the borders of the image."""
@@ -131,6 +136,10 @@ class Answered(ImageAnswers):
         )
         stem = os.fsdecode(cut_name(os.fsencode(place.stem.replace(".", "_")), LONGEST_STEM))
         return PurePath(*folders, f"{stem}-{self.record.id}{suffix}")
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{self.record.digest.hex()}"
 
     def leave_out(self) -> None:
         """Note that the export is without it."""

@@ -10,6 +10,7 @@ import sqlite3
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -61,7 +62,7 @@ class Chosen:
 
     total: how many there are, before any is found damaged; known when the first is passed. models: those of the images that
     were passed so far. better: what `near` of the choice has found; known when the first is passed. columns: also for that.
-    by_near: the conditions that ask for it. has_columns_only: nothing else does. explain: of the images, as `first` does.
+    by_near: the conditions that ask for it. has_columns_only: nothing else does.
     """
 
     def __init__(self, reader: Reader, choice: ExportChoice, columns: ExportColumns) -> None:
@@ -74,7 +75,7 @@ class Chosen:
         self.models: dict[Model, None] = {}  # in the order of the stages
         self.total = 0
         self.better: dict[int, tuple[int, float]] = {}
-        self.explain: Explain = lambda image: None
+        self._explain: Explain = lambda image: None
         self.columns = columns.with_near(self.better) if choice.near else columns
         self.by_near = [where for where in choice.where if reads_near(where, self.columns)]
         self.has_columns_only = bool(choice.near) and not (choice.unique or self.by_near)
@@ -89,7 +90,7 @@ class Chosen:
         choice, found = self._choice, self._whole()
         if choice.first:
             chosen = {*self._find()} if choice.looks_first or choice.sample else None
-            ids, self.explain = choice.first(choice.bins, chosen)
+            ids, self._explain = choice.first(choice.bins, chosen)
             found, self.total = self._without_damaged(find_records(self._reader, ids)), len(ids)
         elif choice.sample and not choice.looks_first:
             drawn = itertools.islice(draw(self._reader, choice.seed, choice.bins), choice.sample)
@@ -106,6 +107,10 @@ class Chosen:
         for record in found:
             self.models.update(dict.fromkeys(record.all_models()))
             yield record
+
+    def explain(self, image: int) -> Mapping[str, Any] | None:
+        """What disagrees, of one image after another, if `first` has chosen them."""
+        return self._explain(image)
 
     def check(self) -> None:
         """Raises LedgerDamaged if images had to be left out."""

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import msgspec
 
-from daemon.core.labels import Box
+from daemon.core.labels import Box, Kind
 from daemon.exports.answered import Answered
 from stages.ocr.descriptor import bounds_of
 
@@ -30,24 +30,31 @@ class JsonArray:
 
 
 class _Dataset(ExitStack):
-    """A file with images, annotations and categories. Annotations wait in a temporary file, as they come after all images."""
+    """A file with images, annotations and categories. Annotations wait in a temporary file, as they come after all images.
+    kind: of labels that take the place of its answers."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, kind: Kind) -> None:
         super().__init__()
+        self._kind, self._makers = kind, set[str]()
         self._out: IO[bytes] = self.enter_context(file.open("wb"))
         self._waiting: IO[bytes] = self.enter_context(tempfile.TemporaryFile(dir=file.parent))  # noqa: SIM115
         self._images, self._annotations = JsonArray(self._out), JsonArray(self._waiting)
         self._numbers = itertools.count(1)  # of annotations
         self._categories: dict[str, int] = {}
-        self._out.write(b'{"info":{"description":"Answers of models, by visiond"},"licenses":[],"images":[')
+        self._out.write(b'{"licenses":[],"images":[')
 
     def add_image(self, image: Answered) -> None:
         width, height = image.size
         where = {"file_name": image.name, "location": image.record.location.decode(errors="replace")}
-        self._images.add({"id": image.record.id, **where, "width": width, "height": height})
+        labels = {kind: origin for kind, origin in image.origins.items() if kind is self._kind}
+        self._makers.add("labels of people" if labels else "answers of models")
+        about = {"digest": image.digest, "labels": labels}
+        self._images.add({"id": image.record.id, **where, "width": width, "height": height, "visiond": about})
 
     def add(self, image: Answered, category: str = "", **fields: Any) -> None:
         """An annotation of an image. category: its name; "" for none."""
+        if self._kind in image.origins:
+            fields["origin"] = image.origins[self._kind]
         if category:
             fields["category_id"] = self._categories.setdefault(category, len(self._categories) + 1)
         self._annotations.add({"id": next(self._numbers), "image_id": image.record.id, **fields})
@@ -60,14 +67,16 @@ class _Dataset(ExitStack):
         if self._categories:  # pycocotools asks each annotation for its category if there are any
             categories = [{"id": number, "name": name} for name, number in self._categories.items()]
             self._out.write(b',"categories":' + msgspec.json.encode(categories))
-        self._out.write(b"}\n")
+        makers = " and ".join(sorted(self._makers)) or "answers of models"
+        info = {"description": f"{makers}, by visiond".capitalize()}
+        self._out.write(b',"info":' + msgspec.json.encode(info) + b"}\n")
 
 
 def write_coco(folder: Path, images: Iterator[Answered]) -> None:
     with (
-        _Dataset(folder / "instances.json") as instances,
-        _Dataset(folder / "captions.json") as captions,
-        _Dataset(folder / "text.json") as text,
+        _Dataset(folder / "instances.json", Kind.OBJECTS) as instances,
+        _Dataset(folder / "captions.json", Kind.CAPTION) as captions,
+        _Dataset(folder / "text.json", Kind.TEXT) as text,
     ):
         for image in images:
             for dataset in (instances, captions, text):

@@ -77,9 +77,7 @@ class Condition:
         self.read = [name for name in names if name in found]
         self._has_lists = not found.isdisjoint([*LISTS, *SCORES])
         self._labels: dict[str, set[str]] = {name: set() for name in SCORES if name in found}  # so far
-        self._asked = [
-            (call[2].lower(), call[3][1:-1].replace("''", "'")) for call in _PART.finditer(where) if call[3]
-        ]
+        self._asked = _find_labels(where)
 
     def find(self, records: Iterable[Record]) -> set[int]:
         """The numbers of those for which it is true. Raises sqlite3.Error."""
@@ -114,6 +112,11 @@ def reads_near(where: str, columns: ExportColumns) -> bool:
     """Raises WrongArgument if it is no condition."""
     with open_condition(where, columns) as condition:
         return not NEAR.keys().isdisjoint(condition.read)
+
+
+def _find_labels(where: str) -> list[tuple[str, str]]:
+    """Functions of SCORES and the labels that they are asked for by name."""
+    return [(part[2].lower(), part[3][1:-1].replace("''", "'")) for part in _PART.finditer(where) if part[3]]
 
 
 def _look_up(scores: str | None, label: Any) -> float | None:

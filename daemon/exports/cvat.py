@@ -12,6 +12,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 import msgspec
 
+from daemon.core.labels import Kind
 from daemon.exports.answered import CONTROLS, Answered
 
 LINE, CAPTION = "text", "caption"  # labels; the words are in the attribute "text", since labels are few
@@ -78,17 +79,18 @@ def _write_image(out: IO[bytes], image: Answered, labels: dict[str, dict[str, No
 
 
 def _shapes(image: Answered) -> Iterator[Shape]:
+    people = {kind: {"source": "manual"} for kind in image.origins}
     drawn = {"occluded": "0", "z_order": "0"}
     for label, score, box in image.objects:
         corners = zip(("xtl", "ytl", "xbr", "ybr"), (f"{value:.2f}" for value in box), strict=True)
-        yield "box", label, drawn | dict(corners), {"score": f"{score:.3f}"}
+        yield "box", label, people.get(Kind.OBJECTS, {}) | drawn | dict(corners), {"score": f"{score:.3f}"}
     for text, score, outline in image.lines:
         points = ";".join(f"{x:.2f},{y:.2f}" for x, y in outline)
         yield "polygon", LINE, drawn | {"points": points}, {"text": text, "score": f"{score:.3f}"}
     for label, score in image.tags:
-        yield "tag", label, {}, {"score": f"{score:.3f}"}
+        yield "tag", label, people.get(Kind.TAGS, {}), {"score": f"{score:.3f}"}
     for caption in image.captions:
-        yield "tag", CAPTION, {}, {"text": caption}
+        yield "tag", CAPTION, people.get(Kind.CAPTION, {}), {"text": caption}
 
 
 def _describe(name: str, attributes: Iterable[str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from daemon.config.loading import Config
 from daemon.config.state import closed_to_others
 from daemon.core.errors import NotWritable, WrongArgument
 from daemon.core.files import STDOUT, rename_durably, sync_folders, written_into
-from daemon.core.labels import LookUp, no_labels
+from daemon.core.labels import Kind, LookUp, no_labels
 from daemon.core.urls import is_url
 from daemon.exports.answered import Answered, Explain
 from daemon.exports.columns import ExportColumns
@@ -25,7 +25,23 @@ from daemon.exports.label_studio import write_label_studio
 from daemon.ledger.record import Record
 from daemon.system.mounts import Position, ask
 
-MANIFEST = "visiond.json"  # which models gave the answers, and which files the export made
+MANIFEST = "visiond.json"
+
+
+class ExportManifest(msgspec.Struct):
+    """What an export has made: its files at the top; and labels of people, with where these were from, by digest and kind. (The
+    file has also the version of visiond, and which models gave the answers.)"""
+
+    files: list[str]
+    labels: dict[str, dict[Kind, str]] = {}
+
+
+def read_manifest(folder: Path) -> ExportManifest | None:
+    """None: no export made it."""
+    try:
+        return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=ExportManifest)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def name_inboxes(roots: Iterable[bytes], configured: Mapping[bytes, str]) -> dict[bytes, str]:
@@ -79,14 +95,28 @@ def write_images(
     left_out: list[str],
     columns: ExportColumns,
     explain: Explain = lambda image: None,
-) -> None:
+) -> dict[str, dict[Kind, str]]:
     """Make the files of a format in an empty folder. columns: for their labels and stages. explain: as of
-    `write_label_studio`. The rest: as of `name_images`. Raises WrongArgument."""
-    images = name_images(records, inboxes, left_out, columns.labels)
+    `write_label_studio`. The rest: as of `name_images`. Returns which labels these are, for ExportManifest. Raises
+    WrongArgument."""
+    said: dict[str, dict[Kind, str]] = {}
+    images = _note_labels(name_images(records, inboxes, left_out, columns.labels), said)
     if format == "label-studio":
         write_label_studio(folder, images, boxes="yolo" in columns.stages, explain=explain)
     else:
         FOLDERS[format](folder, keep_files(images, format) if format in WITH_IMAGES else images)
+    return said
+
+
+def _note_labels(images: Iterable[Answered], said: dict[str, dict[Kind, str]]) -> Iterator[Answered]:
+    """said: gets those that are whole: without objects of which some stay out, as crowds do."""
+    for image in images:
+        whole = image.origins
+        if Kind.OBJECTS in whole and len(image.objects) < len(image.labels[Kind.OBJECTS].value):
+            del whole[Kind.OBJECTS]
+        if whole:
+            said[image.digest] = whole
+        yield image
 
 
 def check_target(config: Config, file: Path, own: Path | None = None) -> None:
@@ -118,13 +148,9 @@ def check_folder(folder: Path, *, force: bool) -> None:
     added to it."""
     if not os.path.lexists(folder) or (folder.is_dir() and not os.listdir(folder)):
         return
-    try:
-        made = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=dict[str, Any])["files"]
-    except (OSError, msgspec.DecodeError, KeyError):
-        raise NotWritable(
-            f"{folder} already exists, and no export of visiond made it; name another folder."
-        ) from None
-    if added := sorted({*os.listdir(folder)} - {*made}):
+    if not (made := read_manifest(folder)):
+        raise NotWritable(f"{folder} already exists, and no export of visiond made it; name another folder.")
+    if added := sorted({*os.listdir(folder)} - {*made.files}):
         raise NotWritable(
             f"{folder} already exists and has {added[0]}, which no export made; name another folder."
         )

@@ -19,7 +19,7 @@ from daemon.core.cells import write_rows
 from daemon.core.errors import WrongArgument
 from daemon.core.files import PARQUET, STDOUT, VERSION, written_whole
 from daemon.core.hints import command, quantity
-from daemon.core.labels import LookUp, no_labels
+from daemon.core.labels import Kind, LookUp, no_labels
 from daemon.core.notices import list_notices
 from daemon.exports.choice import Chosen, ExportChoice
 from daemon.exports.columns import ExportColumns, line_of
@@ -92,17 +92,16 @@ def export_records(
             _check_older(file, warn)
     else:
         left_out: list[str] = []
+        said: dict[str, dict[Kind, str]] = {}
         names = name_inboxes(reader.inboxes().values(), inboxes)
         write_folder(
             file,
-            lambda folder: (
-                write_lance(folder, count(), columns, sizes, half=half)
+            lambda to: (
+                write_lance(to, count(), columns, sizes, half=half)
                 if format == "lance"
-                else write_images(
-                    folder, format, count(), names, left_out, columns, lambda image: chosen.explain(image)
-                )
+                else said.update(write_images(to, format, count(), names, left_out, columns, chosen.explain))
             ),
-            lambda: {"visiond": __version__, "models": describe_models(chosen.models)},
+            lambda: {"visiond": __version__, "models": describe_models(chosen.models), "labels": said},
             force=force,
         )
         if left_out:

@@ -25,12 +25,13 @@ FEATURES: dict[str, dict[str, Any]] = {  # the types of the columns, as the libr
     "lines": {"struct": [{"name": "text"} | TEXTS, *FOUND]},
     "objects": {"struct": [{"name": "category"} | TEXTS, *FOUND]},
     "tags": {"struct": [{"name": "label"} | TEXTS, {"name": "score"} | NUMBERS]},
+    "labels": {"struct": [{"name": "kind"} | TEXTS, {"name": "origin"} | TEXTS]},
 }
 # By column.
 TASKS = {"caption": "image-to-text", "objects": "object-detection", "tags": "image-classification"}
 SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B")
 CARD = """---
-annotations_creators: ["machine-generated"]
+annotations_creators: {creators}
 task_categories: {tasks}
 size_categories: {sizes}
 tags: ["visiond"]
@@ -38,9 +39,9 @@ classes: {classes}
 dataset_info: {{"features": {features}}}
 models: {models}
 ---
-# Images with the answers of models
+# Images with {makers}
 
-No person has checked these answers. What the license of the images is, only their owner knows.
+{people} What the license of the images is, only their owner knows.
 
 | column | what it is |
 |---|---|
@@ -51,6 +52,7 @@ No person has checked these answers. What the license of the images is, only the
 | `lines` | text, score and box (x, y, width, height) of each line |
 | `objects` | category, score and box (x, y, width, height) of each object |
 | `tags` | label and score of each tag, the most likely one first |
+| `labels` | what people say about this image, in place of the answer: kind (objects, tags, caption) and where that is from |
 
 The head of this file has all names of categories and tags under `classes`, and the types of the columns under `dataset_info`.
 
@@ -66,7 +68,7 @@ def write_huggingface(folder: Path, images: Iterator[Answered]) -> None:
     arrow = load_pyarrow()
     columns = {"file_name": {"dtype": "string"}} | FEATURES
     schema = arrow.schema([(name, _type(feature, arrow)) for name, feature in columns.items()])
-    count, models, seen = 0, dict[Model, None](), {column: set[str]() for column in TASKS}
+    count, labelled, models, seen = 0, 0, dict[Model, None](), {column: set[str]() for column in TASKS}
     with arrow.parquet.ParquetWriter(folder / "metadata.parquet", schema) as out:
         while chunk := list(itertools.islice(images, CHUNK)):
             rows = [_row(image) for image in chunk]
@@ -75,12 +77,13 @@ def write_huggingface(folder: Path, images: Iterator[Answered]) -> None:
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(image.location)
                 models.update(dict.fromkeys(image.record.models))
+                labelled += bool(image.origins)
                 seen["caption"] |= {"any"} if image.caption else set()
                 seen["objects"].update(row["objects"]["category"])
                 seen["tags"].update(row["tags"]["label"])
             count += len(rows)
             out.write_table(arrow.Table.from_pylist(rows, schema))
-    card = _describe(count, seen, describe_models(models))
+    card = _describe(count, labelled, seen, describe_models(models))
     (folder / "README.md").write_text(card, encoding="utf-8", newline="\n")
 
 
@@ -104,7 +107,7 @@ def _row(image: Answered) -> dict[str, Any]:
         "file_name": f"images/{number // IN_A_FOLDER}/{number}.{ending_of(image.record.format)}",
         "id": number,
         "path": image.name,
-        "digest": f"sha256:{image.record.digest.hex()}",
+        "digest": image.digest,
         "width": width,
         "height": height,
         "bin": image.record.bin,
@@ -113,6 +116,7 @@ def _row(image: Answered) -> dict[str, Any]:
         "lines": _columns(("text", "score", "bbox"), lines),
         "objects": _columns(("category", "score", "bbox"), objects),
         "tags": _columns(("label", "score"), image.tags),
+        "labels": _columns(("kind", "origin"), image.origins.items()),
     }
 
 
@@ -125,12 +129,16 @@ def _columns(names: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> dict[st
     return {name: [row[place] for row in rows] for place, name in enumerate(names)}
 
 
-def _describe(count: int, seen: Mapping[str, set[str]], models: list[dict[str, Any]]) -> str:
+def _describe(count: int, labelled: int, seen: Mapping[str, set[str]], models: list[dict[str, Any]]) -> str:
     """seen: by column of TASKS, the labels in it."""
     size = SIZES[min(max(0, len(str(count)) - 3), len(SIZES) - 1)]
     known = [{name: value for name, value in model.items() if value} for model in models]
+    people = f"People have labelled {labelled:,} of {count:,} images, see `labels`; no person has checked the other answers."
     features = {"image": {"dtype": "image"}} | FEATURES
     return CARD.format(  # JSON is YAML
+        creators=_json(["machine-generated", *["other"] * bool(labelled)]),
+        makers="the answers of models" + " and labels of people" * bool(labelled),
+        people=people if labelled else "No person has checked these answers.",
         tasks=_json([task for column, task in TASKS.items() if seen[column]]),
         sizes=_json([size]),
         classes=_json({column: sorted(seen[column]) for column in ("objects", "tags")}),

@@ -75,7 +75,8 @@ def _task(image: Answered, why: Mapping[str, Any] | None) -> dict[str, Any]:
     version = ", ".join(image.models.values())
     answers = [*_results(_answers(image))]
     said = [*_results(ImageAnswers({}, image.size, image.labels))]
-    about = {"id": image.record.id, "path": image.name} | ({"disagreement": why} if why else {})
+    about: dict[str, Any] = {"id": image.record.id, "path": image.name, "digest": image.digest}
+    about |= {"labels": image.origins} | ({"disagreement": why} if why else {})
     doubted = {"score": round(1 - why["score"], 6)} if why else {}
     return {
         "data": {"image": address},

@@ -31,7 +31,7 @@ def find_absence(folder: Folder, reader: Reader) -> OSError | None:
         return None
     try:
         folder.known.check()
-        folder.mounts |= _mounts_below(folder.root).keys()
+        folder.note_mounts(_mounts_below(folder.root))
     except FolderAway as away:
         try:
             files = reader.files_of(folder.number)

@@ -3,12 +3,15 @@ version than the ledger's."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
 import shlex
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 
 from daemon.core.errors import SourceChanged
@@ -20,9 +23,14 @@ from daemon.system.beneath import READ, open_beneath
 from daemon.system.mounts import ANSWER_SECONDS, FolderIdentity, is_network_mount, is_there
 from daemon.system.scarcity import AWAY, SCARCE
 from stages.contract.base import Reason
+from stages.contract.processes import count_cores
 
 _VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENXIO, errno.ESTALE)
 SILENT_SECONDS = 30.0  # that any call after the first may take
+READERS = 4  # threads that read and digest one group
+READER_CORES = 4  # for each of these; the others decode and publish
+READER_BYTES = 8 << 20  # of a group, for each of these after the first
+NETWORK_READERS = 16  # on a network mount, where they wait for answers and not for cores
 
 
 class FolderOrigin:
@@ -43,7 +51,28 @@ class FolderOrigin:
             yield (entry[0], Version.of(entry[1]), stat.S_ISREG(entry[1].st_mode)) if entry else None
 
     def read(self, jobs: Sequence[tuple[Job, Extent]], slab: Slab) -> dict[int, Read]:
-        found = {}
+        found: dict[int, Read] = {}
+        if (count := self._count_readers(jobs)) > 1:
+            rest = iter(jobs)  # each thread takes the next one
+            with ThreadPoolExecutor(count, "read") as threads, contextlib.suppress(RuntimeError):
+                for _ in range(count):  # or as many as the system allows
+                    threads.submit(self._read_each, rest, slab, found)
+        # An error ends only the thread that meets it: too few descriptors for all may be enough for one.
+        self._read_each([each for each in jobs if each[0].id not in found], slab, found)
+        return found
+
+    def _count_readers(self, jobs: Sequence[tuple[Job, Extent]]) -> int:
+        most, part = self._readers
+        return min(most, len(jobs), 1 + sum(extent.length for _, extent in jobs) // part)
+
+    @cached_property
+    def _readers(self) -> tuple[int, int]:
+        """The most threads that read a group, and how many bytes of it are worth one more."""
+        if is_network_mount(Path(os.fsdecode(self._root))):
+            return NETWORK_READERS, 1
+        return max(1, min(READERS, count_cores() // READER_CORES)), READER_BYTES
+
+    def _read_each(self, jobs: Iterable[tuple[Job, Extent]], slab: Slab, found: dict[int, Read]) -> None:
         for job, extent in jobs:
             # An error that is kept has frames, which may outlive the slab.
             with slab.window(extent) as window:
@@ -53,7 +82,6 @@ class FolderOrigin:
                     if error.errno in SCARCE:  # it keeps every file from being read
                         raise
                     found[job.id] = self._explain(error)
-        return found
 
     def _explain(self, error: OSError) -> Read:
         """Why a file could not be read."""

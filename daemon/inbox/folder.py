@@ -119,8 +119,76 @@ class Folder:
         self.polls |= not is_told and self.settings.watch == "auto"
         return True
 
+    def poll(self) -> None:
+        """It is scanned more often from now on, as its events are not told."""
+        self.polls = True
+
+    def give_up(self) -> None:
+        """Wait for it no longer."""
+        self.given_up = self.problem()
+
+    # Scans
+
+    def resume(self, kept: bytes, *, once: bool) -> None:
+        """Begin where a listing was interrupted, or with `once` at the beginning. kept: the marker in the ledger."""
+        self.kept_marker = kept
+        self.marker = b"" if once else kept
+
+    def take_due(self, rescan_seconds: float) -> list[bytes]:
+        """The sub-folders that are to be scanned now, b"" for all of it; they are not wanted any more."""
+        self.wake = anyio.Event()  # before the check, so that no request in between is missed
+        if not self.wanted and time.monotonic() < self.next_scan(rescan_seconds):
+            return []
+        due, self.wanted = sorted(self.wanted or {b""}), set()
+        return due
+
+    async def wait_for_due(self, rescan_seconds: float) -> None:
+        """Until something is wanted, or a scan of all of it is due."""
+        with anyio.move_on_after(max(self.next_scan(rescan_seconds) - time.monotonic(), 0.05)):
+            await self.wake.wait()
+
+    def note_away(self, error: OSError) -> None:
+        """It cannot be scanned now."""
+        self.note_answer(error)
+        self.scanned_at = time.monotonic()
+
+    def note_mounts(self, places: Collection[bytes]) -> None:
+        """These are places of mounts below it now."""
+        self.mounts.update(places)
+
+    def begin_scan(self) -> None:
+        """A scan of the whole inbox begins."""
+        self.unread.begin_scan()
+        self.settling.overflowed = False  # this scan finds again what did not fit
+
+    def begin_chunk(self) -> tuple[float, float]:
+        """The next files of a scan are read. Returns the time, in monotonic and in Unix seconds."""
+        self.handled = set()
+        return time.monotonic(), time.time()
+
+    def end_chunks(self) -> None:
+        self.handled = None
+
+    def note_reached(self, path: bytes) -> None:
+        """A scan, whose listing is ordered, has come to this path."""
+        self.marker = path
+
+    def note_kept(self) -> None:
+        """The ledger has the marker now."""
+        self.kept_marker, self.marker_kept_at = self.marker, time.monotonic()
+
+    def note_end(self, began_at: bytes) -> None:
+        """Decide where the next scan begins. began_at: where this one did."""
+        if self.trouble and self.marker != began_at:
+            return  # it goes on where this one was stopped
+        # What cannot be listed may be in one place, and new files before it must not wait.
+        self.marker = b""
+        if began_at:
+            self.wanted.add(b"")
+
     def note_scan(self, started: float) -> None:
         """A scan of the whole inbox has ended. started: monotonic."""
+        self.unread.end_scan()
         self.scanned_at = time.monotonic()
         self.scan_seconds = self.scanned_at - started
         self.first_scanned_at = self.first_scanned_at or self.scanned_at
@@ -268,7 +336,6 @@ def _letters_of(name: bytes) -> str:
     return unicodedata.normalize("NFC", os.fsdecode(name)).casefold()
 
 
-def open_folder(number: int, inbox: Inbox) -> Folder:
-    root = inbox.root
-    polls = inbox.watch == "poll"
-    return Folder(number, inbox, root, origin_of(root), ignored_by(inbox.ignore), polls=polls)
+def open_folder(number: int, inbox: Inbox, longest: int = LONGEST_PATH) -> Folder:
+    root, ignored, polls = inbox.root, ignored_by(inbox.ignore), inbox.watch == "poll"
+    return Folder(number, inbox, root, origin_of(root), ignored, polls=polls, longest=longest)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Protocol
 
 from daemon.core.jobs import Extent, Job, Read
@@ -56,7 +55,6 @@ class Origin(Protocol):
         """Why an image cannot be read again, as far as that is known without a network; empty if it can."""
 
 
-@lru_cache(64)
 def origin_of(root: bytes) -> Origin:
-    """root: the absolute path of a folder, or the URL of a store."""
+    """A new one, whose `silent_seconds` are its own. root: the absolute path of a folder, or the URL of a store."""
     return BucketOrigin(os.fsdecode(root)) if is_url(os.fsdecode(root)) else FolderOrigin(root)

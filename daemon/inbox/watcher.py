@@ -22,7 +22,7 @@ from daemon.config.sections import Inbox
 from daemon.core.jobs import Ending, Failure, File
 from daemon.inbox.absence import find_absence, find_hidden
 from daemon.inbox.folder import Folder, Hint, open_folder
-from daemon.inbox.walk import Unread, Walk
+from daemon.inbox.walk import LONGEST_PATH, Unread, Walk
 from daemon.ledger.records import Reader
 from daemon.monitoring.metrics import Metrics
 from daemon.system.mounts import ANSWER_SECONDS
@@ -57,10 +57,12 @@ class Watcher:
     ) -> None:
         """retry: for reading the ledger. longest: by inbox, how many bytes the path of a file in it may have.
         keep_marker: stores how far the listing of an inbox came; None: that is not stored."""
-        self.folders = {number: open_folder(number, inbox) for number, inbox in inboxes.items()}
+        limits = longest or {}
+        self.folders = {
+            number: open_folder(number, inbox, limits.get(number, LONGEST_PATH))
+            for number, inbox in inboxes.items()
+        }
         self._folders = list(self.folders.values())
-        for folder in self._folders:
-            folder.longest = (longest or {}).get(folder.number, folder.longest)
         self._reader = reader
         self._retry = retry or Retry()
         self._keep_marker = keep_marker
@@ -79,8 +81,8 @@ class Watcher:
         answered: called when an inbox has answered for the first time."""
         self._admit, self._answered = admit, answered
         for folder in self._folders:
-            folder.kept_marker = await self._retry.in_thread("ledger", self._reader.marker, folder.number)
-            folder.marker = b"" if once else folder.kept_marker
+            kept = await self._retry.in_thread("ledger", self._reader.marker, folder.number)
+            folder.resume(kept, once=once)
         if once:
             async with anyio.create_task_group() as tasks:
                 for folder in self._folders:
@@ -154,7 +156,7 @@ class Watcher:
             while silences < 2:  # in a row; after one alone, the whole machine may have been suspended
                 await anyio.sleep(ANSWER_SECONDS / 4)
                 silences = silences + 1 if folder.silent_seconds() else 0
-            folder.given_up = folder.problem()
+            folder.give_up()
             tasks.cancel_scope.cancel()
 
     async def _sweep(self, folder: Folder) -> None:
@@ -168,13 +170,9 @@ class Watcher:
 
     async def _rescan(self, folder: Folder) -> None:
         while True:
-            folder.wake = anyio.Event()  # before the check, so that no request in between is missed
-            if folder.wanted or time.monotonic() >= folder.next_scan(self._rescan_seconds):
-                subtrees, folder.wanted = folder.wanted or {b""}, set()
-                for subtree in sorted(subtrees):
-                    await self._scan(folder, subtree)
-            with anyio.move_on_after(max(folder.next_scan(self._rescan_seconds) - time.monotonic(), 0.05)):
-                await folder.wake.wait()
+            for subtree in folder.take_due(self._rescan_seconds):
+                await self._scan(folder, subtree)
+            await folder.wait_for_due(self._rescan_seconds)
 
     async def _scan(self, folder: Folder, subtree: bytes) -> None:
         """Walk a folder and admit the files that the ledger does not know, in chunks."""
@@ -184,22 +182,20 @@ class Watcher:
                 return
             self._answered()
         if away := await folder.in_thread(find_absence, folder, self._reader):
-            folder.note_answer(away)
-            folder.scanned_at = time.monotonic()
+            folder.note_away(away)
             return
         if not subtree:
-            folder.unread.begin_scan()
-            folder.settling.overflowed = False  # this walk finds again what did not fit
+            folder.begin_scan()
         is_first = not folder.scanned_at
         began_at, chunks = folder.marker, self._walk(folder, subtree)
-        times, folder.handled = (time.monotonic(), time.time()), set()
+        times = folder.begin_chunk()
         while (found := await folder.in_thread(next, chunks, None)) is not None:
             await self._admit_chunk(folder, found, times, has_events=not (is_first or subtree))
-            times, folder.handled = (time.monotonic(), time.time()), set()
-        folder.handled = None
+            times = folder.begin_chunk()
+        folder.end_chunks()
         if not subtree:
-            await self._note_end(folder, began_at)
-            folder.unread.end_scan()
+            folder.note_end(began_at)
+            await self._store_marker(folder)
             folder.note_scan(started)
             self._metrics.scanned(folder.label, folder.scan_seconds)
 
@@ -215,7 +211,7 @@ class Watcher:
             await self._admit(whole)
             folder.forget_events({file.path for file in whole})
         if found and folder.origin.is_ordered:
-            folder.marker = found[-1].path
+            folder.note_reached(found[-1].path)
             if time.monotonic() > folder.marker_kept_at + MARKER_SECONDS:
                 await self._store_marker(folder)
         folder.wake_to_settle()
@@ -226,23 +222,12 @@ class Watcher:
         self._metrics.reconcile_found.inc(missed)
         self._metrics.inbox_missed.labels(folder.label).inc(missed)
 
-    async def _note_end(self, folder: Folder, began_at: bytes) -> None:
-        """Decide where the next scan begins. began_at: where this one did."""
-        if folder.trouble and folder.marker != began_at:
-            await self._store_marker(folder)
-            return  # it goes on where this one was stopped
-        # What cannot be listed may be in one place, and new files before it must not wait.
-        folder.marker = b""
-        await self._store_marker(folder)
-        if began_at:
-            folder.wanted.add(b"")
-
     async def _store_marker(self, folder: Folder) -> None:
         """Store where the listing goes on after a restart: listing ten million objects takes a quarter of an hour. The
         marker is only a hint: without it a scan begins again, and a scan from a marker is followed by a complete one."""
         if self._keep_marker and folder.marker != folder.kept_marker:
             await self._keep_marker(folder.number, folder.marker)
-            folder.kept_marker, folder.marker_kept_at = folder.marker, time.monotonic()
+            folder.note_kept()
 
     def _walk(self, folder: Folder, subtree: bytes) -> Iterator[list[File]]:
         """All files, in chunks. No chunk takes long; otherwise many folders without files would look
@@ -296,7 +281,7 @@ class Watcher:
             error=error.strerror,
         )
         for folder in self._folders:
-            folder.polls = True
+            folder.poll()
 
     async def _listen(self) -> None:
         """Turn events into hints."""
@@ -350,4 +335,4 @@ class Watcher:
             await self._admit(whole)
         folder.forget_events({path for path in paths if path not in folder.settling})
         if folder.settling.overflowed:
-            folder.wake.set()  # `_rescan` has to compute its next scan again
+            folder.wake.set()  # the next scan is due sooner

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from daemon.core.labels import Box, Kind, LeftOut, ObjectLabel, Said
-from daemon.labels.saying import bounds, say
+from daemon.labels.saying import Exported, bounds, say
 
 Id = str | int | float | None
 SHAPE = msgspec.json.Decoder(list[list[float]], strict=False)
@@ -21,6 +21,7 @@ class _Image(msgspec.Struct):
     width: float | None = None
     height: float | None = None
     location: str | None = None  # of an export of visiond
+    visiond: Exported = Exported()
 
 
 class _Category(msgspec.Struct):
@@ -54,7 +55,8 @@ def read_coco(coco: Coco, left_out: LeftOut) -> Iterator[Said]:
         for image in coco.images:
             size = (image.width, image.height) if image.width and image.height else None
             if (value := parts.get(_key(image.id), [])) is not None:
-                yield from say(image.location or image.file_name, kind, value, size, size)
+                name, digest = image.location or image.file_name, image.visiond.digest
+                yield from say(name, kind, value, size, size, digest)
 
 
 def _key(id: Id) -> str:
@@ -64,10 +66,8 @@ def _key(id: Id) -> str:
 
 def _by_kind(coco: Coco, left_out: LeftOut) -> Mapping[Kind, Mapping[str, list[Any] | None]]:
     """By the image. None: it has something that cannot be taken."""
-    said: dict[Kind, dict[str, list[Any] | None]] = defaultdict(dict)
     names = {_key(category.id): str(category.name) for category in coco.categories}
-    if names and not coco.annotations:
-        said[Kind.OBJECTS] = {}
+    said: dict[Kind, dict[str, list[Any] | None]] = defaultdict(dict, {kind: {} for kind in _kinds_of(coco)})
     for each in coco.annotations:
         kind, part = _read(each, names)
         parts = said[kind]
@@ -78,6 +78,14 @@ def _by_kind(coco: Coco, left_out: LeftOut) -> Mapping[Kind, Mapping[str, list[A
         elif (found := parts.setdefault(image, [])) is not None:
             found.append(part)
     return said
+
+
+def _kinds_of(coco: Coco) -> Iterator[Kind]:
+    """Those of which it says something even if all images have nothing."""
+    if coco.categories and not coco.annotations:
+        yield Kind.OBJECTS
+    for image in coco.images:
+        yield from image.visiond.labels
 
 
 def _read(each: _Annotation, names: Mapping[str, str]) -> tuple[Kind, Any]:

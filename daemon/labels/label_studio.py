@@ -13,7 +13,7 @@ import msgspec
 
 from daemon.core.errors import WrongArgument
 from daemon.core.labels import Box, Kind, LeftOut, ObjectLabel, Said
-from daemon.labels.saying import bounds, has_image_suffix, say
+from daemon.labels.saying import Exported, bounds, has_image_suffix, say
 
 UPLOADS, LOCAL_FILES = "/data/upload/", "/data/local-files/"
 UPLOADED = re.compile(r"^[0-9a-f]{8}-")  # before the name of an uploaded file
@@ -48,10 +48,19 @@ class _Answer(msgspec.Struct):
     ground_truth: bool | None = None
 
 
+class _Meta(msgspec.Struct, frozen=True):
+    visiond: Exported = Exported()
+
+
 class LabelTask(msgspec.Struct):
     data: dict[str, Any]
+    meta: _Meta | None = None
     annotations: list[_Answer] | None = None
     completions: list[_Answer] | None = None  # as they were called before version 1.0
+
+    @property
+    def about(self) -> Exported:
+        return self.meta.visiond if self.meta else Exported()
 
 
 def read_label_studio(tasks: Sequence[LabelTask], left_out: LeftOut) -> Iterator[Said]:
@@ -60,10 +69,12 @@ def read_label_studio(tasks: Sequence[LabelTask], left_out: LeftOut) -> Iterator
     that has no box here, such as one of a brush, gets no label of objects."""
     annotated = [(task, results) for task in tasks if (results := _results_of(task, left_out)) is not None]
     found = [(task, results, _by_kind(results, left_out)) for task, results in annotated]
-    for kind in sorted({kind for _, _, parts in found for kind in parts}):
+    for kind in sorted({kind for task, _, parts in found for kind in (*parts, *task.about.labels)}):
         for task, results, parts in found:
             if (value := parts.get(kind, [])) is not None:
-                yield from say(_name_of(task), kind, value, (100.0, 100.0), _size_of(results))
+                yield from say(
+                    _name_of(task), kind, value, (100.0, 100.0), _size_of(results), task.about.digest
+                )
 
 
 def _results_of(task: LabelTask, left_out: LeftOut) -> list[_Result] | None:

@@ -52,7 +52,7 @@ def find_images(
     which image it is; then an image whose path ends with it. by_file_name: of a name that is not found, its last part is
     enough. step: called with the number of images of the ledger that were looked at."""
     found = Matches()
-    digests = {name: _digest_of(name, folder) for name in dict.fromkeys(names)}
+    digests = {name: digest_of(name, folder) for name in dict.fromkeys(names)}
     sizes = _sizes(reader, {*digests.values()} - {b""})
     if left := [name for name, digest in digests.items() if digest not in sizes]:
         known = {name for name in left if digests[name]}  # which bytes they mean
@@ -63,7 +63,7 @@ def find_images(
     return found
 
 
-def _digest_of(name: str, folder: Path) -> bytes:
+def digest_of(name: str, folder: Path) -> bytes:
     """Empty if it is neither a digest nor a file there."""
     bare = name.removeprefix("sha256:").lower()
     if len(bare) == 64 and all(letter in "0123456789abcdef" for letter in bare):
@@ -194,19 +194,19 @@ def _cut(box: Box, factors: tuple[float, float], image: KnownImage) -> Box:
 
 def keep_known(
     said: Iterable[Said], images: Mapping[str, KnownImage], left_out: Counter[str]
-) -> dict[tuple[bytes, Kind], Value]:
-    """By digest and kind. What a file says again under the same name is added. Equal files have one label: that of the first
-    name."""
-    kept: dict[tuple[bytes, Kind], Value] = {}
+) -> dict[tuple[bytes, Kind], Said]:
+    """By digest and kind, in pixels. What a file says again under the same name is added. Equal files have one label: that of
+    the first name."""
+    kept: dict[tuple[bytes, Kind], Said] = {}
     names: dict[tuple[bytes, Kind], str] = {}
     for each in said:
-        if not (image := images.get(each.name)):
+        if not (image := images.get(each.image)):
             continue
         key = (image.digest, each.kind)
-        if names.setdefault(key, each.name) != each.name:
+        if names.setdefault(key, each.name) != each.name or (each.origin and key in kept):
             left_out["labels of an image that has labels under another name too"] += 1
         elif (value := in_pixels(each, image, left_out)) is not None:
-            kept[key] = _add(kept[key], value) if key in kept else value
+            kept[key] = each._replace(value=_add(kept[key].value, value) if key in kept else value)
     return kept
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ import msgspec
 
 from daemon.core.errors import WrongArgument
 from daemon.core.labels import Kind, LeftOut, ObjectLabel, Said
-from daemon.exports.datasets import MANIFEST
+from daemon.exports.datasets import MANIFEST, read_manifest
 from daemon.labels.coco import Coco, read_coco
 from daemon.labels.label_studio import LabelTask, read_label_studio
+from daemon.labels.matching import digest_of
 from daemon.labels.saying import bounds, say
 from daemon.labels.table import read_csv
 from daemon.labels.yolo import CLASSES, read_yolo
@@ -53,31 +54,46 @@ READERS = {
 def read_labels(path: Path, left_out: LeftOut) -> Iterator[Said]:
     """What a file says, or a folder of a data set. Raises WrongArgument."""
     read = _read_folder if path.is_dir() else READERS.get(path.suffix.lower(), _read_json)
-    if _is_exported(path):
-        raise WrongArgument(
-            f"{path} has answers of models, as `visiond export` wrote them. If people have corrected them, delete {MANIFEST} "
-            "there."
-        )
+    folder = path if path.is_dir() else path.parent
+    labels = _find_exported(path, folder)
     if path.suffix.lower() == ".txt" and path.name != CLASSES:
         raise WrongArgument(
             f"{path} is a part of a data set of YOLO. Name the folder with data.yaml or {CLASSES}."
         )
     try:
-        yield from read(path, left_out)
+        found = read(path, left_out)
+        yield from _of_people(found, labels, folder, left_out) if labels else found
     except OSError as error:
         raise WrongArgument(f"{error.filename or path} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError as error:
         raise WrongArgument(f"{path} is not UTF-8: {error}.") from None
 
 
-def _is_exported(path: Path) -> bool:
-    """Whether an export wrote this file or folder."""
-    folder = path if path.is_dir() else path.parent
-    try:
-        made = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=dict[str, Any])["files"]
-    except (OSError, msgspec.DecodeError, KeyError):
-        return False
-    return path.is_dir() or path.name in made
+def _find_exported(path: Path, folder: Path) -> Mapping[str, Mapping[Kind, str]]:
+    """Which labels an export has written into this file or folder, as of ExportManifest; none: no export did. Raises
+    WrongArgument if it has only answers of models."""
+    made = read_manifest(folder)
+    if not made or (path != folder and path.name not in made.files):
+        return {}
+    if not made.labels:
+        raise WrongArgument(
+            f"{path} has answers of models, as `visiond export` wrote them. If people have corrected them, delete {MANIFEST} "
+            "there."
+        )
+    return made.labels
+
+
+def _of_people(
+    found: Iterable[Said], labels: Mapping[str, Mapping[Kind, str]], folder: Path, left_out: LeftOut
+) -> Iterator[Said]:
+    """Without the answers of models. labels: as of ExportManifest. folder: of the images, for formats that have no digests."""
+    for said in found:
+        digest = said.digest or f"sha256:{digest_of(said.name, folder).hex()}"
+        if origin := labels.get(digest, {}).get(said.kind):
+            yield said._replace(digest=digest, origin=origin)
+        elif said.value:
+            corrected = f"answers of models; if people have corrected them, delete {MANIFEST}"
+            left_out(corrected if digest != "sha256:" else "boxes whose image is not in the folder")
 
 
 def _read_folder(folder: Path, left_out: LeftOut) -> Iterator[Said]:
@@ -86,7 +102,7 @@ def _read_folder(folder: Path, left_out: LeftOut) -> Iterator[Said]:
     if described := next((file for file in (*named, *others) if file.exists()), None):
         yield from read_yolo(described, left_out)
         return
-    if not (files := sorted(folder.glob("*.json"))):
+    if not (files := sorted({*folder.glob("*.json")} - {folder / MANIFEST})):
         raise WrongArgument(
             f"{folder} has neither a data.yaml or {CLASSES} of YOLO nor a .json of COCO or Label Studio. Name the file with "
             "the labels."

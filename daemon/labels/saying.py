@@ -6,11 +6,19 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from daemon.core.jobs import IMAGE_SUFFIXES
 from daemon.core.labels import Box, Kind, Said, Value
 from stages.ocr.layout import order_lines
+
+
+class Exported(msgspec.Struct, frozen=True):
+    """What an export says of an image with labels: their kinds, with where they were from."""
+
+    digest: str = ""
+    labels: dict[Kind, str] = {}
 
 
 def say(
@@ -19,12 +27,13 @@ def say(
     parts: list[Any],
     scale: tuple[float, float] | None = None,
     size: tuple[float, float] | None = None,
+    digest: str = "",
 ) -> Iterator[Said]:
     """parts: objects, tags or captions; for text, boxes and lines. Without captions nothing is said; otherwise, that there is
     nothing. Lines are put in reading order, as those of OCR are: people draw them in any."""
     value: Value = "\n".join(_in_reading_order(parts, scale, size)) if kind is Kind.TEXT else parts
     if value or kind is not Kind.CAPTION:
-        yield Said(name, kind, value, scale, size)
+        yield Said(name, kind, value, scale, size, digest)
 
 
 def _in_reading_order(

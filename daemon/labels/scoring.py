@@ -18,8 +18,6 @@ from daemon.labels.store import LabelStore
 from daemon.ledger.record import Model
 from daemon.ledger.records import Reader
 from daemon.ledger.rows import read_stored
-from daemon.ledger.schema import WITH_LOST, read_version
-from daemon.ledger.statements import SQL
 from stages.registry.registry import STAGES
 
 CHUNK = 256
@@ -69,7 +67,7 @@ def score(
 ) -> Iterator[Score]:
     """Of each kind, current models first, then those with the most images. step: called with the number of labelled images that
     were read. held_out: only the images that a training with this share holds out. Raises MissingLibrary."""
-    current, read = _current_models(reader), 0
+    current, read = reader.current_models(), 0
     for kind in kinds:
         labels = {digest: said for digest, said in store.of_kind(kind) if is_held_out(digest, held_out)}
         answers = defaultdict[int, dict[bytes, Any]](dict)
@@ -86,14 +84,6 @@ def score(
             yield _score(
                 kind, reader.models[model], labels, answers[model], first, is_current=model in current
             )
-
-
-def _current_models(reader: Reader) -> set[int]:
-    """As of the last start; none if the ledger is too old to say."""
-    with reader.lend() as connection:
-        if read_version(reader.path, connection) < WITH_LOST:
-            return set()
-        return {row[0] for row in connection.execute(SQL["current_models"])}
 
 
 def _read_answers(reader: Reader, digests: Sequence[bytes], kind: Kind) -> dict[int, dict[bytes, Any]]:

@@ -61,14 +61,14 @@ class LabelStore:
         """state: the folder of the ledger."""
         self.path = state / LABELS
 
-    def keep(self, said: Iterable[tuple[bytes, Kind, Value]], origin: str) -> int:
-        """Digest, kind and value of each; all or nothing. Returns how many replace others. Raises LedgerUnusable,
+    def keep(self, said: Iterable[tuple[bytes, Kind, Value, str]]) -> int:
+        """Digest, kind, value and origin of each; all or nothing. Returns how many replace others. Raises LedgerUnusable,
         LedgerDamaged."""
         now = time.time()
         # In the order of the table, which is twice as fast.
         rows = [
             (digest, kind, msgspec.json.encode(value).decode(), origin, now)
-            for digest, kind, value in sorted(said, key=lambda each: each[:2])
+            for digest, kind, value, origin in sorted(said, key=lambda each: each[:2])
         ]
         with closed_to_others():
             if not self.path.exists():

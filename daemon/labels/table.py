@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import ast
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from daemon.core.cells import as_typed
 from daemon.core.errors import WrongArgument
-from daemon.core.labels import Kind, LeftOut, Said
+from daemon.core.labels import Kind, LeftOut, Said, decode
 
 LONGEST_CELL = 1 << 26  # characters: Python's own limit is 131,072
 # Columns that name the image, the surest first.
 NAMES = ("digest", "location", "path", "file_name", "filename", "file", "image", "name")
+LABELLED = (Kind.TAGS, Kind.CAPTION, Kind.TEXT)  # columns
+LABELS = "labels"  # the column of an export
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # as Excel writes "Unicode text"
 
 
@@ -35,18 +37,25 @@ def read_csv(file: Path, left_out: LeftOut) -> Iterator[Said]:
             for row in rows:
                 if None in row:
                     raise ValueError("it has more cells than the header; a cell with commas needs quotes")
-                name = as_typed(row[key])
-                cells = ((kind, as_typed(row[kind])) for kind in kinds)
-                yield from (Said(name, kind, _value_of(kind, cell)) for kind, cell in cells if cell)
-        except (csv.Error, SyntaxError, ValueError) as error:
+                yield from _read_row(row, as_typed(row[key]), kinds)
+        except (csv.Error, SyntaxError, ValueError, msgspec.MsgspecError) as error:
             raise WrongArgument(f"{file}, line {rows.line_num}: {error}.") from None
 
 
+def _read_row(row: Mapping[str, str], name: str, kinds: Sequence[Kind]) -> Iterator[Said]:
+    """kinds: none for an export. Raises ValueError, SyntaxError, msgspec.MsgspecError."""
+    if not kinds:
+        yield from _read_exported(name, as_typed(row[LABELS]))
+    cells = ((kind, as_typed(row[kind])) for kind in kinds)
+    yield from (Said(name, kind, _value_of(kind, cell)) for kind, cell in cells if cell)
+
+
 def _find_columns(file: Path, columns: Sequence[str]) -> tuple[str, list[Kind]]:
-    """The one that names the image, and those with labels. Raises WrongArgument."""
-    key = next((name for name in NAMES if name in columns), "")
-    kinds = [kind for kind in (Kind.TAGS, Kind.CAPTION, Kind.TEXT) if kind in columns]
-    if "clip_similarity" in columns:
+    """The one that names the image, and those with labels: none for an export with LABELS. Raises WrongArgument."""
+    key = next(filter(columns.__contains__, NAMES), "")
+    kinds = [kind for kind in LABELLED if kind in columns]
+    is_exported = "clip_similarity" in columns
+    if is_exported and LABELS not in columns:
         raise WrongArgument(
             f"{file} has answers of models, as `visiond export` wrote them. Keep the columns path and digest, and those that "
             "people have corrected."
@@ -56,7 +65,18 @@ def _find_columns(file: Path, columns: Sequence[str]) -> tuple[str, list[Kind]]:
             f"{file} needs a column that names the image ({', '.join(NAMES)}) and one with labels (tags, caption, text). "
             f"It has {', '.join(columns) or 'none'}."
         )
-    return key, kinds
+    return key, [] if is_exported else kinds
+
+
+class _Told(msgspec.Struct):
+    value: msgspec.Raw
+    origin: str
+
+
+def _read_exported(name: str, cell: str) -> Iterator[Said]:
+    """Raises msgspec.MsgspecError."""
+    for kind, told in msgspec.json.decode(cell or "{}", type=dict[Kind, _Told]).items():
+        yield Said(name, kind, decode(kind, told.value), digest=name, origin=told.origin)
 
 
 def _value_of(kind: Kind, cell: str) -> list[str] | str:

@@ -26,6 +26,7 @@ from daemon.layout.placement import (
     Segment,
     plan,
     size_groups,
+    size_host_groups,
     spread_over,
 )
 from daemon.layout.profile import Machine, Profile, apply, find_tuned
@@ -136,6 +137,7 @@ class Layout:
                 [gpu for gpu in self.gpus if gpu.device in members_of(device)],
                 workers * settings.threads_per_worker,
             ),
+            host_group_pixels=size_host_groups(Host.here(), len(beside) * settings.threads_per_worker),
         )
         return setup, environment
 

@@ -31,8 +31,9 @@ CONTEXT_BYTES = 1 << 30
 MAPS_BYTES, MAPS_BYTES_OF_FULL_BATCH = 1300 << 20, 3400 << 20
 IMAGE_BYTES, HEAVY_IMAGE_BYTES = 16 << 20, 25 << 20
 MODELS_BYTES = 970 << 20  # the weights of the standard pack; they are not known yet when the batch is chosen
-# Of a GPU's free memory, and of each pixel that is decoded: as decoded, turned, and as a page of OCR.
+# Of free memory, and of a GPU's for each pixel that is decoded: as decoded, turned, and as a page of OCR.
 GROUP_SHARE, GROUP_PIXEL_BYTES = 4, 8
+HOST_PIXEL_BYTES = 6  # of one that waits in the host's memory: as decoded, and the copy that a GPU reads
 # One H200 did 625 images/s with three workers on four cores, 339 with one: docs/performance.md, "On few cores".
 CORES_PER_WORKER = Fraction(4, 3)
 DEVICES_PER_INTERPRETER = 2  # GPUs that one Python process keeps busy, see docs/performance.md
@@ -131,6 +132,11 @@ def size_groups(gpus: Sequence[Gpu], threads: int) -> int:
     GPU's stages less. Without GPUs it is for a CPU."""
     shares = (gpu.free_bytes // GROUP_SHARE // GROUP_PIXEL_BYTES // threads for gpu in gpus)
     return max(LEAST_GROUP_PIXELS, min(shares, default=0))
+
+
+def size_host_groups(host: Host, threads: int) -> int:
+    """Pixels that each of all `threads` of this host's workers may have decoded in its memory at once."""
+    return max(LEAST_GROUP_PIXELS, host.free_bytes // GROUP_SHARE // HOST_PIXEL_BYTES // threads)
 
 
 def plan(

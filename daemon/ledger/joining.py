@@ -254,11 +254,16 @@ def find_unsettled(connection: sqlite3.Connection, jobs: Collection[int], kept: 
 
 
 def join_renamed(
-    connection: sqlite3.Connection, jobs: Mapping[int, Sequence[str]], models: dict[int, Model], kept: str
+    connection: sqlite3.Connection,
+    endings: Iterable[Ending],
+    claimed: Collection[int],
+    models: dict[int, Model],
+    kept: str,
 ) -> dict[int, int | None]:
     """Let the row that the file of a job had under another name have its name, if it ended in the same way, and has the same
-    bytes. jobs: those that have ended, with the second looks that they want. kept: as of
-    `find_unsettled`. Returns the jobs whose rows are gone, as `rename_waiting`."""
+    bytes. claimed: the jobs that have ended, by `find_renamed`. kept: as of `find_unsettled`. Returns the jobs whose rows
+    are gone, as `rename_waiting`."""
+    jobs = {e.job.id: e.looks for e in endings if e.job.id in claimed}  # with the second looks that they want
     joined: dict[int, int | None] = {}
     for row in run_rows(connection, "renamed_before", [(job,) for job in jobs], kept):
         if row["now"] in joined or not row["is_published"] or not row["is_same"]:

@@ -24,7 +24,6 @@ import structlog
 from daemon.core.jobs import (
     Admitted,
     Change,
-    Committed,
     Content,
     Ending,
     File,
@@ -43,7 +42,7 @@ from daemon.ledger.joining import (
     join_repeats,
     read_former,
 )
-from daemon.ledger.record import Model, Record
+from daemon.ledger.record import Committed, Model, Record
 from daemon.ledger.rows import (
     JudgeAgain,
     Results,
@@ -206,10 +205,10 @@ class Ledger:
         """Let `next_jobs` begin with the first row: jobs that it has returned were lost."""
         self._waiting.read_again()
 
-    async def seconds_to_next_try(self, asked_at: float, without: Collection[int] = ()) -> float | None:
-        """Seconds until the next postponed job is due; None if there is none. asked_at: when `next_jobs` was
-        asked, in steady seconds; those that have become due since then count. without: inboxes to leave out.
-        """
+    async def seconds_to_next_try(self, since: float, without: Collection[int] = ()) -> float | None:
+        """Seconds until the next postponed job is due; None if there is none. since: how many seconds ago `next_jobs` was
+        asked; those that have become due since then count. without: inboxes to leave out."""
+        asked_at = steady_seconds() - since
         wanted = self._configured
         if without:
             wanted = msgspec.json.encode(sorted(self._inbox_paths.keys() - set(without))).decode()
@@ -261,22 +260,27 @@ class Ledger:
         if claimed:
             unsettled = find_unsettled(connection, claimed, self._kept)
             endings = put_off(endings, unsettled)
-        ended = self._write_endings(connection, endings)
+        records = {e.job.id: self.record_of(e) for e in endings if e.has_record and not e.checksums}
+        ended = self._write_endings(connection, endings, records)
         repeats = () if all_new else join_repeats(connection, endings, ended, self._staying)
-        looks_of = {e.job.id: e.looks for e in endings if e.job.id in claimed & ended}
-        renamed = join_renamed(connection, looks_of, self.models, self._kept) if looks_of else {}
+        mine = claimed & ended
+        renamed = join_renamed(connection, endings, mine, self.models, self._kept) if mine else {}
         joined = dict.fromkeys(repeats) | renamed
-        looks.want(connection, endings, ended - joined.keys(), self.look_names)
+        if self.look_names:
+            looks.want(connection, endings, ended - joined.keys(), self.look_names)
         now = [repeat_of(e, joined[e.job.id]) if e.job.id in joined else e for e in endings]
-        return Committed(now, ended)
+        return Committed(now, ended, records)
 
-    def _write_endings(self, connection: sqlite3.Connection, endings: Sequence[Ending]) -> set[int]:
-        """Returns the jobs that have ended, and whose files were not replaced in the meantime."""
+    def _write_endings(
+        self, connection: sqlite3.Connection, endings: Sequence[Ending], records: Mapping[int, Record]
+    ) -> set[int]:
+        """Returns the jobs that have ended, and whose files were not replaced in the meantime. records: by image, those whose
+        checksums are not known."""
         postponed = [postponed_row(e) for e in endings if e.status is JobStatus.PENDING]
         connection.executemany(SQL["postpone"], postponed)
         standing = [(e.job.id,) for e in endings if e.keeps_result]
         rows = [
-            end_row(e, self._inbox_paths[e.job.inbox], self.models, self.results.numbers)
+            end_row(e, records.get(e.job.id), self.results.numbers)
             for e in endings
             if e.status is not JobStatus.PENDING and not e.keeps_result
         ]
@@ -284,7 +288,7 @@ class Ledger:
         return {row[0] for row in ended}
 
     def record_of(self, ending: Ending) -> Record:
-        """The record that `end` has written, without reading it from the file."""
+        """The record that an ending makes, without reading it from the file."""
         models = [self.models[self.results.numbers[stage]] for stage in ending.content.outputs]
         return Record.of(ending, self._inbox_paths[ending.job.inbox], models)
 

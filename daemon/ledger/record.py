@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import msgspec
@@ -265,6 +265,19 @@ class Record:
             return crc32(b"".join((*made_by, *image, self.bin.encode(), self.criteria or b"{}")))
         failed = f"FAILED {self.attempts} {self.reason} {self.detail}"
         return crc32(b"".join((failed.encode(), *image)))
+
+
+class Committed(NamedTuple):
+    """What the ledger has written. newest: the ids of those that no newer version of their file has replaced. records: by
+    image; what a station in another process has committed is without them, as it makes its own."""
+
+    endings: list[Ending]
+    newest: set[int]
+    records: Mapping[int, Record]
+
+    def published(self) -> list[Record]:
+        """Of those that get files."""
+        return [self.records[e.job.id] for e in self.endings if e.has_record and e.job.id in self.newest]
 
 
 def notices_of(records: Iterable[Record]) -> Iterator[tuple[str, str]]:

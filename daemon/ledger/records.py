@@ -203,6 +203,15 @@ class Reader:
         ]
         return [row["payload"] for rows in found for row in rows]
 
+    def current_models(self) -> set[int]:
+        """As of the last start; none if the ledger is too old to say."""
+        with self.lend() as connection:
+            is_known = schema.read_version(self.path, connection) >= schema.WITH_LOST
+        return {row["id"] for row in self._rows("current_models")} if is_known else set()
+
+    def count_results(self, model: int) -> int:
+        return int(self._rows("count_results", model)[0][0])
+
     def published(self, after: int = 0, chunk: int = 256) -> Iterator[Record]:
         """Every image that should have a sidecar, or a reason in the failed folder, now. after: a number; only images with
         higher ones. chunk: images in memory at a time."""

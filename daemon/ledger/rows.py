@@ -56,19 +56,11 @@ def result_row(
     return (digest, number, output.payload, output.seconds, checksum)
 
 
-def ending_checksum(ending: Ending, inbox_path: bytes, models: list[Model]) -> int | None:
-    """The checksum of the record that an ending makes; only images with a sidecar or a reason have one."""
-    if ending.status in (JobStatus.DONE, JobStatus.FAILED):
-        return Record.of(ending, inbox_path, models).checksum
-    return None
-
-
-def checksums_of(ending: Ending, inbox_path: bytes, models: list[Model]) -> Checksums:
+def checksums_of(content: Content, record: Record | None, models: Iterable[Model]) -> Checksums:
     """The checksums of the rows that an ending makes. Stations compute them to save the coordinator time. models: of the
-    job's outputs."""
-    known = ending.content
-    results = {m.stage: checksums.of_result(known.digest, m, known.outputs[m.stage]) for m in models}
-    return Checksums(content_row(known)[-1], results, ending_checksum(ending, inbox_path, models))
+    content's outputs. record: None: the image has neither a result nor a reason."""
+    results = {m.stage: checksums.of_result(content.digest, m, content.outputs[m.stage]) for m in models}
+    return Checksums(content_row(content)[-1], results, record.checksum if record else None)
 
 
 def repeat_of(ending: Ending, left: int | None = None) -> Ending:
@@ -101,18 +93,14 @@ def look_rows(record: Record, numbers: Mapping[Model, int]) -> list[tuple[Any, .
     ]
 
 
-def end_row(
-    ending: Ending, inbox_path: bytes, models: Mapping[int, Model], numbers: Mapping[str, int]
-) -> tuple[Any, ...]:
-    """A row for `end`. numbers: of each stage's current model."""
+def end_row(ending: Ending, record: Record | None, numbers: Mapping[str, int]) -> tuple[Any, ...]:
+    """A row for `end`. record: that the ending makes; None: none, or its checksum is known. numbers: of each stage's current
+    model."""
     job, content, used = ending.job, ending.content, None
     if ending.status is JobStatus.DONE:
         used = msgspec.json.encode([numbers[stage] for stage in content.outputs]).decode()
     result = (content.digest or None, used, ending.bin or None, ending.criteria or None)
-    if ending.checksums:
-        checksum = ending.checksums.image
-    else:
-        checksum = ending_checksum(ending, inbox_path, [models[numbers[stage]] for stage in content.outputs])
+    checksum = record.checksum if record else ending.checksums and ending.checksums.image
     reason = reason_of(ending.failure)
     return (job.id, int(ending.status), *result, *reason, ending.at, ending.attempts, checksum, job.path)
 

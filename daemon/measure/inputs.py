@@ -15,10 +15,11 @@ from daemon.measure.ceiling import measure_ceiling
 from daemon.measure.job import Print, Run, run_job
 from daemon.measure.place import Place, Report, describe_run, make_once
 from daemon.measure.steady import Steady
+from stages.scenes.inputs import PDF_PAGES, UNIFORM, copy_inputs, write_inputs
 
 STANDARD, MIXED = "standard", "mixed"
 PARTS = (STANDARD, "web", "phone", "screen", "scan")  # of the mixture
-KINDS = (*PARTS, MIXED)
+KINDS = (*PARTS, *UNIFORM, MIXED)
 MEMORY_SECONDS = 5.0  # of feeding the workers from memory, if nothing else was asked for
 SEED = 0
 PDF = ".pdf"
@@ -35,6 +36,7 @@ class MeasuredInput(msgspec.Struct, frozen=True, kw_only=True):
     rates: list[float]  # images/s of the steady part, of all runs
     steady: Steady
     whole_images_per_second: float  # from the first loaded worker to the last sidecar
+    host_bytes: int  # the most memory that all processes had together, by LoadSample.host_bytes
     memory_images_per_second: float | None  # of the same workers, fed from memory with these files
     expected_images_per_second: float | None = None
 
@@ -86,11 +88,9 @@ def list_files(place: Place, kind: str, count: int) -> list[Path]:
         files = [file for part in PARTS for file in list_files(place, part, each)]
         random.Random(SEED).shuffle(files)
         return files[:count]
-    from stages.scenes.inputs import copy_inputs, write_inputs
-
-    folder = place.folder / "inputs"
-    originals = make_once(folder / kind, lambda part: write_inputs(part, kind, SEED))
-    copies = make_once(folder / f"{kind}-{count}", lambda part: copy_inputs(originals, part, count))
+    folder, drawn = place.folder / "inputs", kind.partition("-")[0]
+    originals = make_once(folder / drawn, lambda part: write_inputs(part, drawn, SEED))
+    copies = make_once(folder / f"{kind}-{count}", lambda part: copy_inputs(originals, part, kind, count))
     return [file for file in sorted(copies.iterdir()) if file.suffix != PDF or reads_pdf()]
 
 
@@ -116,8 +116,6 @@ def _sum_up(
     memory: float,
     parts: Sequence[MeasuredInput],
 ) -> MeasuredInput:
-    from stages.scenes.inputs import PDF_PAGES
-
     middle = sorted(runs, key=lambda run: run.steady.images_per_second)[len(runs) // 2]
     images = len(middle.published_at)
     expected = repeat * sum(PDF_PAGES if file.suffix == PDF else 1 for file in files)
@@ -129,6 +127,7 @@ def _sum_up(
         rates=[run.steady.images_per_second for run in runs],
         steady=middle.steady,
         whole_images_per_second=middle.images_per_second,
+        host_bytes=max((sample.host_bytes for sample in middle.samples), default=0),
         memory_images_per_second=memory,
         expected_images_per_second=_expect(files, parts) if kind == MIXED else None,
     )
@@ -136,10 +135,8 @@ def _sum_up(
 
 def _expect(files: Sequence[Path], parts: Sequence[MeasuredInput]) -> float | None:
     """The rate of a mixture, by those of its parts; None if not all of them were measured."""
-    from stages.scenes.inputs import PDF_PAGES
-
     rates = {part.name: part.steady.images_per_second for part in parts}
-    if rates.keys() != set(PARTS):
+    if not rates.keys() >= set(PARTS):
         return None
     images = dict.fromkeys(PARTS, 0)
     for file in files:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import os
 import threading
 import time
+from collections.abc import Iterable
 
 import msgspec
 import psutil
@@ -26,6 +30,12 @@ class LoadSample(msgspec.Struct, frozen=True):
     gpu_used_bytes: list[int]
     daemon_bytes: int  # anonymous memory, without the slab and mapped files
     workers_bytes: int  # all the daemon's children together
+    shared_bytes: int = 0  # the slabs and the decoders' pixels, each once
+
+    @property
+    def host_bytes(self) -> int:
+        """Of all processes together, without mapped files. What they share counts once."""
+        return self.daemon_bytes + self.workers_bytes + self.shared_bytes
 
 
 class Meter:
@@ -86,6 +96,7 @@ class Meter:
             [gpu.used_bytes for gpu in gpus],
             anonymous_bytes(self._process),
             sum(map(anonymous_bytes, children)),
+            measure_shared(process.pid for process in (self._process, *children)),
         )
 
 
@@ -96,6 +107,18 @@ def anonymous_bytes(process: psutil.Process) -> int:
     except psutil.NoSuchProcess:
         return 0
     return int(memory.rss - memory.shared)
+
+
+def measure_shared(pids: Iterable[int]) -> int:
+    """Memory of the memfds that these processes have open, each counted once."""
+    found: dict[int, int] = {}  # by inode
+    for pid in pids:
+        for file in glob.iglob(f"/proc/{pid}/fd/*"):
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                if os.readlink(file).startswith("/memfd:"):
+                    status = os.stat(file)
+                    found[status.st_ino] = 512 * status.st_blocks
+    return sum(found.values())
 
 
 def read_gpu_bytes() -> dict[str, int]:

@@ -10,7 +10,7 @@ import msgspec
 
 from daemon.core.files import written_into
 from daemon.core.hints import quantity
-from daemon.measure.inputs import InputsReport
+from daemon.measure.inputs import InputsReport, MeasuredInput
 from daemon.measure.job import JobReport, Percentiles, Run, representative
 from daemon.measure.models import ModelsReport
 from daemon.measure.place import MachineInfo, Report
@@ -106,6 +106,7 @@ def print_inputs(report: InputsReport) -> None:
     print_rows(rows)
     for each in report.inputs:
         console.print(f"{each.name}: {describe_limit(each.steady)}")
+        console.print(f"{each.name}: {describe_use(each)}")
         if each.failed:
             console.print(f"{each.name}: {quantity(each.failed, 'image')} failed")
         if each.expected_images_per_second:
@@ -113,6 +114,11 @@ def print_inputs(report: InputsReport) -> None:
                 f"{each.name}: {each.steady.images_per_second / each.expected_images_per_second:.2f} of the rate that its "
                 f"parts give by their shares, {each.expected_images_per_second:,.1f} images/s"
             )
+
+
+def describe_use(each: MeasuredInput) -> str:
+    spent = (f"{kind} {ms:,.1f}" for kind, ms in each.steady.cpu_milliseconds_by_kind.items())
+    return f"CPU ms an image: {', '.join(spent) or 'not known'}; at most {each.host_bytes >> 20:,} MiB of the host's memory"
 
 
 def print_quarters(run: Run) -> None:

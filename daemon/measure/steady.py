@@ -27,6 +27,7 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
     gpu_busy: float | None = None
     cores_busy: float | None = None
     cpu_milliseconds: float | None = None  # for an image, of all processes together
+    cpu_milliseconds_by_kind: dict[str, float] = {}  # of process
     shares: dict[str, float] = {}  # how occupied each part was
     limited_by: str = ""  # a part
     why: str = ""
@@ -38,13 +39,15 @@ def find_steady(times: Sequence[float], meter: Meter) -> Steady:
     rate, slowest, fastest = measure_rate(times)
     first, last = (meter.started + times[min(len(times) - 1, int(len(times) * share))] for share in MIDDLE)
     limit = find_limit([moment for moment in meter.moments if first <= moment.at <= last])
+    cpu = {kind: 1000 * cores / max(rate, 1e-9) for kind, cores in limit.cores_by_kind.items()}
     return Steady(
         images_per_second=rate,
         slowest=slowest,
         fastest=fastest,
         gpu_busy=limit.shares.get(GPU),
         cores_busy=limit.cores_busy,
-        cpu_milliseconds=1000 * limit.cores_used / max(rate, 1e-9) if limit.part else None,
+        cpu_milliseconds=sum(cpu.values()) if cpu else None,
+        cpu_milliseconds_by_kind=cpu,
         shares=limit.shares,
         limited_by=limit.part,
         why=limit.why,

@@ -18,7 +18,7 @@ WAITS = {  # what threads of workers can wait for
     INPUT: "for files, and nothing is there to be read",
 }
 # kinds of process; others count as the daemon
-IN_DECODERS, IN_WORKERS, IN_DAEMON = "decoders", "workers", "daemon"
+IN_DAEMON, IN_WORKERS, IN_DECODERS, IN_UNPACKERS = OWNERS = ("daemon", "workers", "decoders", "unpackers")
 FULL = 0.9  # of a part's time, from which it counts as busy all the time
 STARVED = 0.25  # of the workers' threads, from which what they wait for limits; at the end of a run some always wait
 FEWEST = 3  # moments that say anything
@@ -51,6 +51,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     shares: dict[str, float] = {}
     cores_busy: float | None = None  # 0 to 1
     cores_used: float = 0.0  # seconds of CPU time in a second
+    cores_by_kind: dict[str, float] = {}  # the same by kind of process
     crowded: bool = False  # the images in flight fill the slab, so batches are small
 
     def sentence(self) -> str:
@@ -93,7 +94,7 @@ def find_limit(moments: Sequence[Moment]) -> Limit:
     moments = _at_work(moments)
     if len(moments) < FEWEST or not _seconds(moments):
         return Limit()
-    cpu = {kind: _spent(moments, kind) for kind in (IN_DECODERS, IN_WORKERS, IN_DAEMON)}
+    cpu = {kind: _spent(moments, kind) for kind in OWNERS}
     shares, cores = _measure(moments, cpu[IN_DECODERS]), moments[-1].cores
     cores_busy = min(1.0, sum(cpu.values()) / cores)
     part, why = _choose(shares, cores_busy, cpu)
@@ -105,6 +106,7 @@ def find_limit(moments: Sequence[Moment]) -> Limit:
         shares=shares,
         cores_busy=cores_busy,
         cores_used=sum(cpu.values()),
+        cores_by_kind=cpu,
         crowded=crowded,
     )
 
@@ -151,9 +153,9 @@ def _choose(shares: Mapping[str, float], cores_busy: float, cpu: Mapping[str, fl
         kind = max(cpu, key=lambda each: cpu[each])
         of_workers = WORKERS if GPU in shares else GPU
         of_daemon = max(READ, PUBLISH, key=lambda each: shares[each])
-        part = {IN_DECODERS: DECODE, IN_WORKERS: of_workers, IN_DAEMON: of_daemon}[kind]
+        parts = {IN_DECODERS: DECODE, IN_WORKERS: of_workers, IN_UNPACKERS: READ, IN_DAEMON: of_daemon}
         owner = "daemon itself" if kind == IN_DAEMON else kind
-        return part, f"the cores are {cores_busy:.0%} busy, most of them with the {owner}"
+        return parts[kind], f"the cores are {cores_busy:.0%} busy, most of them with the {owner}"
     wait = max(WAITS, key=lambda each: shares[each])
     if shares[wait] > STARVED:
         return wait, f"the workers' threads wait {WAITS[wait]} for {shares[wait]:.0%} of the time"

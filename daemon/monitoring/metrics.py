@@ -225,6 +225,7 @@ class LookMetrics:
     def __init__(self, metrics: Metrics, label: str, devices: Collection[str]) -> None:
         self._metrics, self._label = metrics, label
         self.worker_memory, self.worker_gpu_memory = metrics.worker_memory, metrics.worker_gpu_memory
+        self.worker_preparations = metrics.worker_preparations
         self.canary_success = metrics.canary_success
         metrics.begin_devices([label], devices)
         for metric in (metrics.stage_seconds, metrics.stage_images):

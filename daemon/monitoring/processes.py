@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from daemon.monitoring.limits import IN_DAEMON, IN_DECODERS, IN_WORKERS
+from daemon.monitoring.limits import IN_DAEMON, IN_DECODERS, IN_UNPACKERS, IN_WORKERS, OWNERS
 from stages.contract.processes import read_stat
 
-KINDS = {b"stages.images.decoder": IN_DECODERS, b"daemon.workers.child": IN_WORKERS}  # by module
+KINDS = {  # by module
+    b"stages.images.decoder": IN_DECODERS,
+    b"daemon.workers.child": IN_WORKERS,
+    b"daemon.unpacking.child": IN_UNPACKERS,
+}
 TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -25,7 +29,7 @@ class CpuTimes:
         self._foreign: set[int] = set()  # processes that are not below it, so that each is looked at once
         self._kinds: dict[int, str] = {}  # by pid
         self._spent: dict[int, float] = {}  # CPU seconds of those that live
-        self._ended = {IN_DECODERS: 0.0, IN_WORKERS: 0.0, IN_DAEMON: 0.0}
+        self._ended = dict.fromkeys(OWNERS, 0.0)
 
     def read(self) -> tuple[dict[str, float], int]:
         """CPU seconds by kind, with those of processes that have ended; and how many decoders there are."""

@@ -286,6 +286,11 @@ class Series:
         self.worker_gpu_memory = gauge(
             "visiond_worker_gpu_bytes", "GPU memory of a worker's tensors.", ["worker", "kind"]
         )
+        self.worker_preparations = gauge(
+            "visiond_worker_preparations",
+            "What a worker has prepared for its GPU since it started, while images waited.",
+            ["worker", "preparation"],
+        )
 
     def _open_devices(self) -> None:
         """Of a GPU, the CPU or a group of GPUs. Which worker is on which device is in `visiond_worker_info`."""
@@ -371,7 +376,8 @@ class Series:
         return [
             *(self.wait_seconds, self.reused, self.batch_images, self.stage_seconds, self.stage_images),
             *(self.out_of_memory, self.worker_restarts, self.model_load_seconds),
-            *(self.worker_memory, self.worker_gpu_memory, self.canary_failures, self.canary_success),
+            *(self.worker_memory, self.worker_gpu_memory, self.worker_preparations),
+            *(self.canary_failures, self.canary_success),
             *(self.device_stage_images, self.device_stage_seconds),
             *(self.device_batches, self.device_batch_images),
         ]

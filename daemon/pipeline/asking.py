@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from daemon.core.jobs import Committed, Content, Ending, Job, Read
-from daemon.ledger.record import Model, Record
+from daemon.core.jobs import Content, Ending, Job, Read
+from daemon.ledger.record import Committed, Model, Record
 from daemon.ledger.rows import checksums_of
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.samples import read_samples
@@ -75,19 +75,28 @@ class RemoteCoordinator:
         await self._call(wire.Blame(next(self._numbers), image, deaths))
 
     async def end(self, endings: Sequence[Ending]) -> Committed:
-        summed = [replace(e, checksums=checksums_of(e, *self._origin_of(e))) for e in endings]
+        records = self._records_of(endings)
+        summed = [
+            replace(e, checksums=checksums_of(e.content, records.get(e.job.id), self._models_of(e.content)))
+            for e in endings
+        ]
         answer = await self._call(wire.End(next(self._numbers), summed))
         assert isinstance(answer, wire.Ended)
         changed = {ending.job.id: ending for ending in answer.changed}
-        return Committed([changed.get(e.job.id, e) for e in summed], answer.newest)
+        records |= self._records_of(answer.changed)
+        return Committed([changed.get(e.job.id, e) for e in summed], answer.newest, records)
 
-    def record_of(self, ending: Ending) -> Record:
-        return Record.of(ending, *self._origin_of(ending))
+    def _records_of(self, endings: Iterable[Ending]) -> dict[int, Record]:
+        """By image."""
+        return {
+            e.job.id: Record.of(e, self._destinations[e.job.inbox].inbox, self._models_of(e.content))
+            for e in endings
+            if e.has_record
+        }
 
-    def _origin_of(self, ending: Ending) -> tuple[bytes, list[Model]]:
-        """The path of its inbox, and the models of its outputs."""
-        models = [self._models[stage] for stage in ending.content.outputs]
-        return self._destinations[ending.job.inbox].inbox, models
+    def _models_of(self, content: Content) -> list[Model]:
+        """Of its outputs."""
+        return [self._models[stage] for stage in content.outputs]
 
     async def note_published(self, group: Published) -> None:
         publication = group.publication

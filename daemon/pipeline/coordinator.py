@@ -30,9 +30,10 @@ from functools import partial
 import anyio
 import structlog
 
-from daemon.core.jobs import Committed, Content, Ending, File, Job, JobStatus, Read
+from daemon.core.jobs import Content, Ending, File, Job, JobStatus, Read
 from daemon.inbox.watcher import Watcher
 from daemon.ledger.ledger import Ledger
+from daemon.ledger.record import Committed
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import StationState
 from daemon.pipeline.remote import RemoteStation
@@ -44,7 +45,6 @@ from daemon.results.destinations import Destination
 from daemon.results.judge import Judge, log_failures
 from daemon.results.outbox import Outbox
 from daemon.results.publisher import Publisher
-from daemon.system.clock import steady_seconds
 from daemon.system.retry import Retry
 
 log = structlog.get_logger()
@@ -238,12 +238,12 @@ class Pipeline:
             with anyio.CancelScope(shield=True):  # A station that asks may be lost meanwhile.
                 await self.recover(unsettled)
         # What is passed over now may be due by the time that the ledger has answered.
-        asked_at, was_busy = steady_seconds(), self.schedule.taken > 0
-        resting = self.schedule.resting(time.monotonic())
+        asked_at, was_busy = time.monotonic(), self.schedule.taken > 0
+        resting = self.schedule.resting(asked_at)
         if jobs := await self._find(station, FEED):
             return jobs
         lasting = self.schedule.lasting() if self.schedule.found_all else frozenset[int]()
-        pause = await self.ledger.seconds_to_next_try(asked_at, lasting)
+        pause = await self.ledger.seconds_to_next_try(time.monotonic() - asked_at, lasting)
         if changed.is_set():
             return []
         later = pause is not None or bool(resting - lasting)
@@ -317,7 +317,7 @@ class Pipeline:
             self._note_absences([(e.job.inbox, Read(failure=e.failure)) for e in hidden.values()])
             endings = [hidden.get(ending.job.id, ending) for ending in endings]
         committed = await self.ledger.end(endings, self._judge.endings)
-        self.schedule.end(*committed)
+        self.schedule.end(committed.endings, committed.newest)
         if new := {ending.bin for ending in committed.endings if ending.bin} - self.bins.keys():
             self.bins |= dict.fromkeys(sorted(new))
             for destination in self._destinations.values():

@@ -21,11 +21,11 @@ import structlog
 from anyio import to_thread
 
 from daemon.core.errors import VisiondError
-from daemon.core.jobs import Attempt, Committed, Content, Ending, Job, JobStatus, Read
+from daemon.core.jobs import Attempt, Content, Ending, Job, JobStatus, Read
 from daemon.ledger import looks
 from daemon.ledger.joining import assemble
 from daemon.ledger.ledger import Ledger
-from daemon.ledger.record import Model, Record
+from daemon.ledger.record import Committed, Model, Record
 from daemon.ledger.rows import Key
 from daemon.ledger.statements import SQL, run_rows
 from daemon.pipeline.schedule import FileKey, Question, Schedule
@@ -157,7 +157,6 @@ class Desk:
         self._models: dict[int, Model] = {}  # of the ledger
         self._number = 0  # of the look's model in the ledger
         self._damaged: set[Key] = set()
-        self._records: dict[int, Record] = {}  # that are being published
         self._holding: set[FileKey] = set()
         self._resting: dict[int, float] = {}  # inbox → when it may be tried again, in monotonic seconds
         self._changed = anyio.Event()
@@ -291,9 +290,8 @@ class Desk:
         self._damaged.clear()
         # The next start repairs what is damaged: it is not marked as published.
         sound = {record.id: record for record in records if not record.damage}
-        self._records |= sound
         self._log_failures(endings)
-        return Committed(list(endings), set(sound))
+        return Committed(list(endings), set(sound), sound)
 
     def _log_failures(self, endings: Sequence[Ending]) -> None:
         for ending in endings:
@@ -305,9 +303,6 @@ class Desk:
                     reason=failure.reason.value,
                     detail=failure.detail,
                 )
-
-    def record_of(self, ending: Ending) -> Record:
-        return self._records.pop(ending.job.id)
 
     async def note_published(self, group: Published) -> None:
         confirmed = anyio.Event()

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import anyio.abc
@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from daemon.core.errors import ModelsUnusable, NoWorkersLeft
-from daemon.core.jobs import Committed
+from daemon.core.jobs import Ending
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import LaneState, StationState, WorkerState
 from daemon.pipeline import station, wire
@@ -29,6 +29,9 @@ from daemon.results.destinations import Publication
 from daemon.system import children
 from daemon.system.retry import Hurried
 from stages.contract import processes
+
+if TYPE_CHECKING:
+    from daemon.ledger.record import Record
 
 log = structlog.get_logger()
 
@@ -52,6 +55,9 @@ class RemoteHome(station.StationHome, Protocol):
 
     @property
     def has_sinks(self) -> bool: ...
+
+    def record_of(self, ending: Ending) -> Record:
+        """Of one that `end` has committed."""
 
     def lose(self, station: object) -> int:
         """The station is gone, with the jobs that it had. Returns how many these were."""
@@ -259,7 +265,7 @@ class RemoteStation:
         self._send(wire.Done(call.number))
 
     async def _end(self, call: wire.End) -> None:
-        endings, newest = await self._of_pipeline().end(call.endings)
+        endings, newest, _ = await self._of_pipeline().end(call.endings)
         changed = [now for now, said in zip(endings, call.endings, strict=True) if now is not said]
         self._send(wire.Ended(call.number, newest, changed))
 
@@ -267,8 +273,8 @@ class RemoteStation:
         self._losses = 0
         coordinator = self._of_pipeline()
         endings = [ending for image in call.images if (ending := coordinator.schedule.entries[image].ending)]
-        published = Committed(endings, call.newest).published() if coordinator.has_sinks else []
-        records = [coordinator.record_of(ending) for ending in published]
+        published = [e for e in endings if e.has_record and e.job.id in call.newest]
+        records = [coordinator.record_of(ending) for ending in published] if coordinator.has_sinks else []
         publication = Publication(call.placed, call.held, set(call.folders), records, call.begun_at)
         await coordinator.note_published(Published(endings, call.newest, publication))
         self._send(wire.Done(call.number))

@@ -23,7 +23,6 @@ from daemon.core.errors import WorkerLost
 from daemon.core.jobs import (
     UNREAD,
     Attempt,
-    Committed,
     Content,
     Ending,
     Extent,
@@ -34,14 +33,14 @@ from daemon.core.jobs import (
 from daemon.core.messages import Reply
 from daemon.core.slab import Slab
 from daemon.inbox.origin import origin_of
-from daemon.ledger.record import Record
+from daemon.ledger.record import Committed, Record
 from daemon.monitoring.metrics import LookMetrics, Metrics
 from daemon.monitoring.snapshot import StationState
 from daemon.pipeline.tracing import Tracer
 from daemon.results.destinations import Destination, Publication, publish_records
 from daemon.system.retry import Retry
 from daemon.workers.lane import Lane, drain
-from stages.contract.base import Reason, advise
+from stages.contract.base import PREPARATIONS, Reason, advise
 from stages.registry.registry import sort_stages
 
 REMOTE_GROUPS = 4  # of jobs that are read from stores at once, beside the files of folders
@@ -78,9 +77,6 @@ class StationHome(Protocol):
 
     async def end(self, endings: Sequence[Ending]) -> Committed:
         """Commit how jobs ended."""
-
-    def record_of(self, ending: Ending) -> Record:
-        """Of one that `end` has committed."""
 
     async def note_published(self, group: Published) -> None:
         """Results are written to files. Waits while too many groups are not confirmed yet."""
@@ -183,6 +179,8 @@ class Station:
                 self._metrics.worker_memory.labels(name).set(beat.resident_bytes)
                 self._metrics.worker_gpu_memory.labels(name, "used").set(beat.device_used_bytes)
                 self._metrics.worker_gpu_memory.labels(name, "peak").set(beat.device_peak_bytes)
+                for kind in PREPARATIONS:
+                    self._metrics.worker_preparations.labels(name, kind).set(beat.prepared.get(kind, 0))
                 if looked_at := seat.worker.looked_at:
                     self._metrics.canary_success.labels(name).set(looked_at)
 
@@ -383,10 +381,10 @@ class Station:
         Replaced versions are not published."""
         while True:
             committed = await self._durable.get()
-            records = [self._coordinator.record_of(ending) for ending in committed.published()]
             publication = await self.retry.in_thread(
-                "results", self._write_results, records, self._destinations
+                "results", self._write_results, committed.published(), self._destinations
             )
             if self._tracer:
                 self._tracer.publish(committed.endings)
-            await self._coordinator.note_published(Published(*committed, publication))
+            published = Published(committed.endings, committed.newest, publication)
+            await self._coordinator.note_published(published)

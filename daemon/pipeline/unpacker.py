@@ -23,9 +23,9 @@ from anyio import to_thread
 from daemon.config.loading import Config
 from daemon.config.sections import Inbox
 from daemon.core.errors import MissingLibrary
-from daemon.core.jobs import Attempt, Committed, Ending, Failure, File, Job, JobStatus
+from daemon.core.jobs import Attempt, Ending, Failure, File, Job, JobStatus
 from daemon.inbox.sources import WRITTEN
-from daemon.ledger.record import Record
+from daemon.ledger.record import Committed, Record
 from daemon.pipeline.containers import Containers, Unpacked
 from daemon.pipeline.station import Published
 from daemon.results.destinations import Destination, Held, publish_records
@@ -150,11 +150,10 @@ class Unpacker:
     async def _end(self, ending: Ending) -> None:
         coordinator = self._coordinator
         committed = await coordinator.end([ending])  # may replace it, as in a folder that is not mounted
-        records = [coordinator.record_of(each) for each in committed.published()]
         publication = await coordinator.retry.in_thread(
-            "results", publish_records, records, self._destinations
+            "results", publish_records, committed.published(), self._destinations
         )
-        await coordinator.note_published(Published(*committed, publication))
+        await coordinator.note_published(Published(committed.endings, committed.newest, publication))
 
 
 def open_unpacker(

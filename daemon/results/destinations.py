@@ -116,18 +116,19 @@ class Destination:
             LONGEST_PATH - max(map(len, (self.results, self.failed, self.done, self.bins))) - ADDED_TO_PATHS
         )
 
-    def publish(self, record: Record) -> Placed:
-        """Write the sidecar or the reason, fill the bin, and move the source. It may be called again.
+    def publish(self, record: Record, folders: set[bytes]) -> Placed:
+        """Write the sidecar or the reason, fill the bin, and move the source. It may be called again. folders: gets those
+        in which files were added or removed.
 
         Raises OSError when a result cannot be written, and Held. Nothing is lost then.
         """
         if self.on_success == "move" or self.bins_mode == "move" or record.status is not JobStatus.DONE:
             self.check()  # a source that is moved below a mount point would be hard to find
         if record.status is JobStatus.DONE:
-            write_sidecar(record, *sidecar_paths(self.results, record.path))
-            return self._place(record)
-        placed = self._move(record)  # first, as the reason is named after the moved image
-        write_sidecar(record, *self.paths_of(record, placed.location))
+            folders.add(os.path.dirname(write_sidecar(record, *self.paths_of(record))))
+            return self._place(record, folders)
+        placed = self._move(record, folders)  # first, as the reason is named after the moved image
+        folders.add(os.path.dirname(write_sidecar(record, *self.paths_of(record, placed.location))))
         self.known[1].check()  # it exists from now on
         if self.bins_mode == "link":
             self.attempt(record, lambda: self.leave_other_bins(record))
@@ -178,23 +179,12 @@ class Destination:
     def _bin_of(self, record: Record) -> bytes:
         return os.path.join(self.bins, os.fsencode(record.bin), record.path)
 
-    def folders_of(self, record: Record, placed: Placed) -> set[bytes]:
-        """The folders in which its publication has added or removed files."""
-        top = self.results if record.status is JobStatus.DONE else self.failed
-        files = [os.path.join(top, record.path)]
-        if self.bins_mode != "none" and record.status is JobStatus.DONE:
-            files.append(self._bin_of(record))
-        if placed.location:
-            files.append(placed.location)
-        if placed.location or self.on_success == "delete":
-            files.append(record.location)
-        return {top, *map(os.path.dirname, files)}
-
-    def _place(self, record: Record) -> Placed:
+    def _place(self, record: Record, folders: set[bytes]) -> Placed:
+        """folders: as of `publish`."""
         self.attempt(record, lambda: self._forget_reason(record))
         held, placed = None, Placed(record.id)
         try:
-            placed = self._move(record)
+            placed = self._move(record, folders)
         except Held as trouble:  # its bin can still be filled
             held = trouble
         self.known_bins.add(os.fsencode(record.bin))
@@ -203,12 +193,13 @@ class Destination:
             if placed.location and placed.version:
                 present = dataclasses.replace(record, location=placed.location, version=placed.version)
             try:
-                self._fill_bin(present)
+                folders.add(self._fill_bin(present))
             except Held as trouble:
                 held = held or Held(str(trouble), placed)
             self.attempt(record, lambda: self.leave_other_bins(present))
         if self.on_success == "delete":
             _put(record, _INBOX, record.location, lambda: sources.delete(record), SCARCE)
+            folders.add(os.path.dirname(record.location))
         if held:
             raise held
         return placed
@@ -248,19 +239,22 @@ class Destination:
                 error=str(error),
             )
 
-    def _fill_bin(self, record: Record) -> None:
-        """Raises Held, OSError."""
+    def _fill_bin(self, record: Record) -> bytes:
+        """Returns the bin's folder that has it. Raises Held, OSError."""
         target = self._bin_of(record)
         if self.bins_mode == "copy":
             _put(record, _BIN, target, lambda: sources.copy(record, target))
         else:
             _put(record, _BIN, target, lambda: sources.link(record.location, target))
+        return os.path.dirname(target)
 
-    def _move(self, record: Record) -> Placed:
-        """Move the source to its place. Raises Held."""
+    def _move(self, record: Record, folders: set[bytes]) -> Placed:
+        """Move the source to its place. folders: as of `publish`. Raises Held."""
         if (home := self.home_of(record)) is None:
             return Placed(record.id)
         moved = _put(record, _INBOX, home, lambda: sources.move(record, home), SCARCE)
+        if moved and moved.location:
+            folders |= {os.path.dirname(record.location), os.path.dirname(moved.location)}
         return moved or Placed(record.id)
 
 
@@ -306,15 +300,16 @@ def publish_records(records: Sequence[Record], destinations: Mapping[int, Destin
     check_folders(records, destinations)
     for record in records:
         if destination := destinations.get(record.inbox):
+            folders: set[bytes] = set()
             try:
-                placed = destination.publish(record)
+                placed = destination.publish(record, folders)
             except Held as trouble:
                 if published.held.get(record.inbox, WRITTEN).endswith(WRITTEN):  # a fault is named first
                     published.held[record.inbox] = str(trouble)
                 placed = msgspec.structs.replace(trouble.placed, is_held=True)
             published.placed.append(placed)
             if placed.location or not placed.is_held:
-                published.folders.update(destination.folders_of(record, placed))
+                published.folders.update(folders)
             published.records.append(record)
     check_folders(records, destinations)
     return published

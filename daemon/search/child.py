@@ -13,8 +13,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from daemon.core.messages import read_frame, write_frame
 from daemon.search.matrix import Rows, open_rows
-from daemon.search.tower import Answer, Ask, receive, send
+from daemon.search.tower import Answer, Ask
 from stages.contract.base import StageSpec
 from stages.contract.processes import importing
 
@@ -29,15 +30,15 @@ def main() -> None:
     os.nice(NICE)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints goes to the log
-    spec = msgspec.msgpack.decode(receive(sys.stdin.buffer), type=StageSpec)
+    spec = msgspec.msgpack.decode(read_frame(sys.stdin.buffer), type=StageSpec)
     with importing(freeze=False):
         import torch
     torch.set_num_threads(min(THREADS, torch.get_num_threads()))
     comparer = Comparer(spec)
     with contextlib.suppress(EOFError):  # the parent has closed it
         while True:
-            question = msgspec.msgpack.decode(receive(sys.stdin.buffer), type=Ask)
-            send(answers, msgspec.msgpack.encode(comparer.answer(question)))
+            question = msgspec.msgpack.decode(read_frame(sys.stdin.buffer), type=Ask)
+            write_frame(answers, comparer.answer(question))
 
 
 class Comparer:

@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 
 from daemon.core.errors import SearchUnusable
+from daemon.core.messages import read_frame, write_frame
 from daemon.search.covering import Cover, Note, find_cover
 from daemon.search.matrix import open_rows
-from daemon.search.tower import receive, send
 from daemon.system.gpus import driver_errors, list_gpus
 from stages.contract import processes
 
@@ -86,12 +86,12 @@ def group_rows(asked: Grouping, note: Note) -> Cover:
 def _listen(child: subprocess.Popen[bytes], asked: Grouping) -> Iterator[GroupingState]:
     assert child.stdin
     assert child.stdout
-    send(child.stdin, msgspec.msgpack.encode(asked))
+    write_frame(child.stdin, asked)
     while True:
         late = threading.Timer(SILENT_SECONDS, child.kill)
         late.start()
         try:
-            message = receive(child.stdout)
+            message = read_frame(child.stdout)
         finally:
             late.cancel()
         yield msgspec.msgpack.decode(message, type=GroupingState)
@@ -102,10 +102,10 @@ def main() -> None:
     os.nice(NICE)
     states = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints goes to the log
-    asked = msgspec.msgpack.decode(receive(sys.stdin.buffer), type=Grouping)
+    asked = msgspec.msgpack.decode(read_frame(sys.stdin.buffer), type=Grouping)
 
     def report(state: GroupingState) -> None:
-        send(states, msgspec.msgpack.encode(state))
+        write_frame(states, state)
 
     try:
         cover = _find(asked, lambda done: report(GroupingState(done)))

@@ -6,16 +6,15 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import threading
-from typing import IO
 
 import msgspec
 
 from daemon.core.errors import SearchUnusable
+from daemon.core.messages import read_frame, write_frame
 from stages.contract import processes
 from stages.contract.base import StageSpec
 
 ANSWER_SECONDS = 180.0  # also for loading the model; then the process is killed
-LENGTH_BYTES = 4  # before each message
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -101,8 +100,8 @@ class Tower:
         late = threading.Timer(ANSWER_SECONDS, child.kill)
         late.start()
         try:
-            send(child.stdin, msgspec.msgpack.encode(question))
-            return msgspec.msgpack.decode(receive(child.stdout), type=Answer)
+            write_frame(child.stdin, question)
+            return msgspec.msgpack.decode(read_frame(child.stdout), type=Answer)
         finally:
             late.cancel()
 
@@ -114,7 +113,7 @@ class Tower:
             env=processes.environment({"CUDA_VISIBLE_DEVICES": ""}),
         )
         assert self._child.stdin
-        send(self._child.stdin, msgspec.msgpack.encode(self.spec))
+        write_frame(self._child.stdin, self.spec)
         return self._child
 
     def _end(self) -> int | None:
@@ -130,21 +129,3 @@ class Tower:
                 except BrokenPipeError:  # of what it has not read
                     continue
         return child.wait()
-
-
-def send(pipe: IO[bytes], message: bytes) -> None:
-    pipe.write(len(message).to_bytes(LENGTH_BYTES, "little") + message)
-    pipe.flush()
-
-
-def receive(pipe: IO[bytes]) -> bytes:
-    """Raises EOFError if the other side is gone."""
-    size = int.from_bytes(_read(pipe, LENGTH_BYTES), "little")
-    return _read(pipe, size)
-
-
-def _read(pipe: IO[bytes], size: int) -> bytes:
-    data = pipe.read(size)
-    if len(data) < size:
-        raise EOFError
-    return data

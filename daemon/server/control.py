@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import re
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -31,7 +32,7 @@ from daemon.core.errors import (
 )
 from daemon.core.hints import command
 from daemon.core.jobs import JobStatus
-from daemon.ledger.record import Record
+from daemon.ledger.record import Record, describe_models
 from daemon.ledger.records import Reader, open_reader
 from daemon.monitoring.diary import read_diary
 from daemon.monitoring.snapshot import LookState, SinkState, Snapshot, describe_behind
@@ -46,6 +47,7 @@ T = TypeVar("T")  # what is sent in one request
 POLL_SECONDS = 0.1  # while the daemon carries out a request
 PATIENCE_SECONDS = 30.0  # for an answer of the daemon
 HEALTH_SECONDS = 8.0  # the same for a health check, less than the time that a container gives it
+FINGERPRINT = re.compile("sha256:[0-9a-f]{4,16}", re.I)  # or its beginning; digests of images are longer
 CHUNK = 10_000  # images named in one request
 
 
@@ -169,6 +171,26 @@ def find_image(reader: Reader, name: str) -> Record:
             "\n".join([f"Several images match {name}; use the complete path or the number:", *lines])
         )
     return found[0]
+
+
+def describe_model(reader: Reader, name: str) -> dict[str, Any]:
+    """What a fingerprint stands for, or the first of its digits. versions: those of visiond that have used it. Raises
+    NothingFound; WrongArgument if it can be several."""
+    found = {n: model for n, model in reader.models.items() if model.fingerprint.startswith(name.lower())}
+    if not found:
+        raise NothingFound(
+            f"No model in the ledger has the fingerprint {name}. `show` of an image has those of its models."
+        )
+    if len(found) > 1:
+        known = ", ".join(sorted(model.fingerprint for model in found.values()))
+        raise WrongArgument(f"Several fingerprints begin with {name}: {known}. Type more digits.")
+    [(number, model)] = found.items()
+    versions = dict.fromkeys(each.visiond for each in (*model.former, model.provenance) if each.visiond)
+    return describe_models([model])[0] | {
+        "versions": [*versions],
+        "results": reader.count_results(number),
+        "is_current": number in reader.current_models(),
+    }
 
 
 def find_whole(reader: Reader, name: str) -> Record:

@@ -31,7 +31,7 @@ from daemon.unpacking.messages import (
 )
 from stages.contract.base import Limits, Reason, advise
 from stages.contract.processes import describe_end, environment, python
-from stages.images.decoder import START_SECONDS, WALL_PER_CPU_SECOND, allow_cpu_seconds
+from stages.images.sandbox import START_SECONDS, WALL_PER_CPU_SECOND, allow_cpu_seconds
 
 MODULE = "daemon.unpacking.child"
 DEATH_SECONDS = 2.0

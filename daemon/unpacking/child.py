@@ -34,7 +34,7 @@ from daemon.unpacking.messages import (
     Twin,
 )
 from stages.contract.base import Limits, advise
-from stages.images.decoder import DETAIL_CHARACTERS, confine, seal
+from stages.images.sandbox import DETAIL_CHARACTERS, confine, seal
 
 MOST = 2**64 - 1  # that a message can state
 LONGEST_NAME = 1 << 16  # bytes of a member's name that are sent

@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from daemon.core.messages import (
-    LEAST_GROUP_PIXELS,
     Batch,
     Item,
     Loaded,
@@ -33,6 +32,7 @@ from daemon.core.messages import (
 )
 from daemon.workers.known_images import draw_page
 from stages.contract.base import (
+    SIZE_STEP,
     DeviceLost,
     Header,
     Image,
@@ -152,7 +152,7 @@ class Chain:
         for entry in entries:
             entry.is_known = whole
         tally = BatchCost()
-        for group in _groups(entries, self._allowances[DECODING].most, self.setup.group_pixels):
+        for group in _groups(entries, self._allowances[DECODING].most, self.setup):
             self._run_group(group, tally)
         return Reply(batch.id, [entry.outcome() for entry in entries], tally.runs, tally.out_of_memory)
 
@@ -334,18 +334,25 @@ def _decoding(setup: Setup) -> Callable[[Sequence[InFlight]], Answers]:
     return decode_entries
 
 
-def _groups(entries: list[InFlight], most: int, most_pixels: int) -> Iterator[list[InFlight]]:
+def _groups(entries: list[InFlight], most: int, setup: Setup) -> Iterator[list[InFlight]]:
     """Split the batch into groups with a limited number of pixels and of images, so that one huge image does not fail with
-    the others or take their memory. What a GPU does not decode is in the host's memory first: it has the limit of a CPU."""
-    group: list[InFlight] = []
+    the others or take their memory. A batch that is split has no groups that a GPU would have to fill up."""
+    while entries:
+        count = min(_count_fitting(entries, setup), most)
+        if SIZE_STEP < count < len(entries):
+            count -= count % SIZE_STEP
+        yield entries[:count]
+        entries = entries[count:]
+
+
+def _count_fitting(entries: Sequence[InFlight], setup: Setup) -> int:
+    """How many of the first entries may be decoded at once, at least one. What a GPU does not decode is in the host's memory
+    first, which has a limit of its own."""
     pixels = on_host = 0
-    for entry in entries:
+    for count, entry in enumerate(entries):
         area = entry.header.width * entry.header.height if entry.header else 0
-        host = area if entry.header and entry.header.format != "JPEG" else 0
-        is_full = pixels + area > most_pixels or on_host + host > LEAST_GROUP_PIXELS
-        if len(group) == most or (group and is_full):
-            yield group
-            group, pixels, on_host = [], 0, 0
-        group.append(entry)
-        pixels, on_host = pixels + area, on_host + host
-    yield group
+        pixels += area
+        on_host += area if entry.header and entry.header.format != "JPEG" else 0
+        if count and (pixels > setup.group_pixels or on_host > setup.host_group_pixels):
+            return count
+    return len(entries)

@@ -36,7 +36,7 @@ from daemon.core.messages import (
 from daemon.system.cores import bind
 from daemon.workers.canary import Canary
 from daemon.workers.chain import Chain
-from stages.contract.base import DeviceLost, OutOfMemory, StageUnusable
+from stages.contract.base import PREPARED, DeviceLost, OutOfMemory, StageUnusable
 from stages.contract.processes import die_with
 
 BEAT_SECONDS = 1.0
@@ -170,7 +170,7 @@ def _beat(channel: Channel) -> None:
     while True:
         memory = _device_memory()
         try:
-            channel.send(Beat(_resident_bytes(), *memory))
+            channel.send(Beat(_resident_bytes(), *memory, prepared=dict(PREPARED)))
         except OSError:
             os._exit(os.EX_UNAVAILABLE)
         time.sleep(BEAT_SECONDS)

@@ -203,6 +203,8 @@ GPU: dict[str, list[Panel]] = {
         Panel("Batch size", "Average number of images in a batch; grows with the load.", "short",
               {"{{device}}": per_image("visiond_device_batch_images_total", "visiond_device_batches_total", ON_GPU,
                                        by="device")}),
+        Panel("Preparations", "Plans, recordings and kernels of each worker since it started. Images wait for each.",
+              "short", {"{{worker}} {{preparation}}": f"visiond_worker_preparations{{M}} {OF_ITS_WORKERS}"}),
     ],
     "Memory": [
         Panel("GPU memory", "Memory of all processes on the GPU, from the driver. Peak: since the daemon started.", "bytes",

@@ -45,6 +45,8 @@ LABELS = {
     "outcome": "of images: `done`, `failed`, `skipped`, `gone`; of a reload: `done`, `refused`; of second "
     "looks: `done`, `failed`; of uploads: `accepted`, `repeated`, `refused`",
     "part": "[what limits](monitoring.md#what-limits-the-rate): `input`, `read`, `decode`, `gpu`, `workers`, `publish`",
+    "preparation": "`plan`: a size of batches that was new to a thread, for which cuDNN plans its convolutions; "
+    "`recording`: a CUDA graph; `compilation`: a kernel that was not in the folder of compiled ones",
     "reason": "of images: see [Why an image failed](inboxes.md#why-an-image-failed); of a worker's loss: `died`, `timeout`, "
     "`load` (before it was ready), `sharing` (a worker was lost that shared its GPU), `memory` (its GPU had too little), "
     "`wrong` (its answers to known images were wrong); "

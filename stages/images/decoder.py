@@ -11,42 +11,41 @@ import torch.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import mmap
 import os
 import queue
 import re
-import resource
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from math import ceil, inf
-from pathlib import Path
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from stages.contract.base import Header, ImageError, Limits, Reason, advise
-from stages.contract.processes import die_with, environment, python
-from stages.images.seccomp import forbid_files, keep_system_calls
+from stages.contract.processes import environment, python
+from stages.images.sandbox import (
+    DETAIL_CHARACTERS,
+    START_SECONDS,
+    WALL_PER_CPU_SECOND,
+    allow_cpu_seconds,
+    confine,
+    seal,
+)
 
 if TYPE_CHECKING:
     import numpy as np
 
 COMMAND = tuple(python("-m", "stages.images.decoder"))
 MESSAGE_BYTES = 4096
-DETAIL_CHARACTERS = 300
 KEPT_BYTES = 32 << 20  # shared memory that a decoder keeps between images
 LIFETIME = 2000  # images after which a child is replaced, so that a library's leak cannot grow
-START_SECONDS = 30.0
 DEATH_SECONDS = 10.0
-CPU_CLOCK = 2  # of a process, in the number of its clock (linux/posix-timers.h)
-WALL_PER_CPU_SECOND = 2.0  # a child may wait for the processor as long as it runs on it
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -70,11 +69,7 @@ class Decoded(msgspec.Struct, frozen=True):
 # The child
 # ------------------------------------------------------------------------------------------------------------
 
-PR_SET_NO_NEW_PRIVS = 38
-# What Pillow and Python import only for some files.
-LATE = ("copy", "colorsys", "encodings.latin_1", "encodings.utf_16", "encodings.ascii", "encodings.cp437")
 CODECS = ("spng_decode", "png_decode", "webp_decode")  # which imagecodecs imports when they are looked up
-OPEN_FILES = 32
 NOT_FOR_USERS = re.compile(r"<[^<>]* at 0x[0-9a-f]+>|(?<![\w.:])/[^\s'\",;:)]+/[^\s'\",;:)]*")
 
 
@@ -94,41 +89,6 @@ def main(arguments: Sequence[str]) -> None:
         channel.send(b"ready")
         seal()
         serve(channel, memory_fd, limits)
-
-
-def confine(parent: int, limits: Limits) -> None:
-    """Give up what decoding does not need, and die with the parent."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        # The parent decides; a terminal signals the whole group.
-        signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError):  # a read-only /proc
-        # Out of memory, the kernel should kill this process first.
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    die_with(parent)
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    lower_limit(resource.RLIMIT_CORE, 0)
-    lower_limit(resource.RLIMIT_NOFILE, OPEN_FILES)
-    lower_limit(resource.RLIMIT_AS, limits.decode_bytes)
-
-
-def seal() -> None:
-    """From here on the libraries' warnings are dropped, no file can be written and,
-    if the kernel supports it, none opened. So what the libraries import only when they need it is imported before."""
-    for module in LATE:
-        importlib.import_module(module)
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    os.close(null)
-    lower_limit(resource.RLIMIT_FSIZE, 0)
-    forbid_files()
-    keep_system_calls()
-
-
-def lower_limit(which: int, most: int) -> None:
-    """Set a resource limit for good, unless a lower one is in force."""
-    _, hard = resource.getrlimit(which)
-    limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(which, (limit, limit))
 
 
 def serve(channel: socket.socket, memory_fd: int, limits: Limits) -> None:
@@ -176,18 +136,6 @@ def _describe(error: Exception) -> str:
 
 # The parent's side
 # ----------------------------------------------------------------------------------------------------
-
-
-def allow_cpu_seconds(pid: int, seconds: float) -> None:
-    """Make the kernel send SIGXCPU to a child when it has used this much more CPU time (the kernel counts whole
-    seconds). The child itself may not do this. math.inf: as much as it wants."""
-    with contextlib.suppress(OSError):  # it has died
-        _, hard = resource.prlimit(pid, resource.RLIMIT_CPU)
-        most = hard
-        if seconds != inf:
-            used = time.clock_gettime(~pid << 3 | CPU_CLOCK)
-            most = ceil(used + seconds) if hard == resource.RLIM_INFINITY else min(ceil(used + seconds), hard)
-        resource.prlimit(pid, resource.RLIMIT_CPU, (most, hard))
 
 
 class Decoder:
@@ -361,6 +309,24 @@ class Decoders:
     def decode_all(self, entries: Sequence[tuple[memoryview, Header]]) -> list[np.ndarray | ImageError]:
         """The result of `Decoder.decode` for each (bytes, header), or its error, in order."""
         return list(self._threads.map(self._decode, entries))
+
+    @contextlib.contextmanager
+    def decoding(self) -> Iterator[Callable[[tuple[memoryview, Header]], Future[np.ndarray | ImageError]]]:
+        """A function that begins to decode one (bytes, header); its answer is as of `decode_all`. At the end of the context
+        nobody reads the bytes any more: what has not begun by then never does."""
+        # Weak: an answer that was taken needs no memory.
+        begun: weakref.WeakSet[Future[np.ndarray | ImageError]] = weakref.WeakSet()
+
+        def begin(entry: tuple[memoryview, Header]) -> Future[np.ndarray | ImageError]:
+            future = self._threads.submit(self._decode, entry)
+            begun.add(future)
+            return future
+
+        try:
+            yield begin
+        finally:
+            left = [future for future in begun if not future.cancel()]
+            wait(left)
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)

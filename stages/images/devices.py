@@ -15,7 +15,16 @@ from typing import TypeVar
 import torch
 import torch.nn.functional as F
 
-from stages.contract.base import DeviceLost, Image, OutOfMemory, StageSpec
+from stages.contract.base import (
+    COMPILATION,
+    PLAN,
+    PREPARED,
+    SIZE_STEP,
+    DeviceLost,
+    Image,
+    OutOfMemory,
+    StageSpec,
+)
 from stages.contract.descriptor import SMALL
 from stages.kernels.cache import OLDEST_GPU, wait_for_compiler
 
@@ -26,7 +35,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 BACKGROUND = "background"  # the name of threads that prepare something for later
 
-SIZE_STEP = 16  # images, between the sizes of large batches
+_planned = threading.local()
 
 _OUT_OF_MEMORY = (
     *("CUDA error: out of memory", "Triton Error [CUDA]: out of memory"),
@@ -92,6 +101,7 @@ def has_kernels(device: torch.device) -> bool:
 
         from stages.kernels.launch import try_pointwise_linear
 
+        knobs.compilation.listener = note_compilation
         wait_for_compiler(knobs.cache.dir)
         try_pointwise_linear(device)
         synchronize(str(device))
@@ -102,6 +112,11 @@ def has_kernels(device: torch.device) -> bool:
         warn_unfused(error)
         return False
     return True
+
+
+def note_compilation(*, cache_hit: bool, **_: object) -> None:
+    """Triton calls this for each kernel that it compiles, or finds in the folder of compiled ones."""
+    PREPARED[COMPILATION] += not cache_hit
 
 
 def warn_unfused(error: Exception) -> None:
@@ -129,8 +144,20 @@ def pad_batch(batch: torch.Tensor, most: int) -> torch.Tensor:
     """On a GPU, a batch [N, ...] with rows of zeros up to one of a few sizes, and at most `most`. cuDNN plans its convolutions
     and its attention again for each size that is new to a thread, which takes YOLOv8n about 0.1 s on an H200, ten times as long
     as the batch."""
+    if not batch.is_cuda:
+        return batch
     more = min(padded_size(len(batch)), max(most, len(batch))) - len(batch)
-    return F.pad(batch, (0, 0) * (batch.ndim - 1) + (0, more)) if more and batch.is_cuda else batch
+    padded = F.pad(batch, (0, 0) * (batch.ndim - 1) + (0, more)) if more else batch
+    note_plan(padded.shape)
+    return padded
+
+
+def note_plan(shape: tuple[int, ...]) -> None:
+    """Count it if this thread has seen no batch of this shape."""
+    known = _planned.__dict__.setdefault("shapes", set())
+    if shape not in known:
+        known.add(shape)
+        PREPARED[PLAN] += 1
 
 
 def padded_size(count: int) -> int:

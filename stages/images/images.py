@@ -160,14 +160,22 @@ def decode(
     from stages.images.devices import device_errors
 
     device = torch.device(device)
+    places = _find_jpegs_for(device, entries)
     answers: dict[int, torch.Tensor | ImageError] = {}
-    with device_errors():
-        if device.type == "cuda":
-            answers.update(_decode_on_own_stream(entries, device))
-        left = [index for index in range(len(entries)) if index not in answers]
-        for index, answer in zip(left, decoders.decode_all([entries[i] for i in left]), strict=True):
-            answers[index] = answer if isinstance(answer, ImageError) else _to_device(answer, device)
-    return [answers[index] for index in range(len(entries))]
+    with device_errors(), decoders.decoding() as begin:
+        on_host = {place: begin(entries[place]) for place in sorted({*range(len(entries))} - {*places})}
+        if places:  # while the children are at work
+            answers.update(_decode_on_own_stream(entries, places, device))
+            on_host |= {place: begin(entries[place]) for place in places if place not in answers}
+        for place in list(on_host):
+            answer = on_host.pop(place).result()  # which the next ones need not wait for
+            answers[place] = answer if isinstance(answer, ImageError) else _to_device(answer, device)
+    return [answers[place] for place in range(len(entries))]
+
+
+def _find_jpegs_for(device: torch.device, entries: Sequence[Encoded]) -> list[int]:
+    """The places of those that this device decodes itself."""
+    return [place for place, entry in enumerate(entries) if device.type == "cuda" and _suits_device(entry)]
 
 
 def _suits_device(entry: Encoded) -> bool:
@@ -181,14 +189,15 @@ def _suits_device(entry: Encoded) -> bool:
     return True
 
 
-def _decode_on_own_stream(entries: Sequence[Encoded], device: torch.device) -> dict[int, torch.Tensor]:
-    """Those that the device can decode, by their place: on a separate stream, one call at a time. nvJPEG does not wait for
+def _decode_on_own_stream(
+    entries: Sequence[Encoded], places: Sequence[int], device: torch.device
+) -> dict[int, torch.Tensor]:
+    """Those at these places that the device can decode: on a separate stream, one call at a time. nvJPEG does not wait for
     earlier work on the device, so it may only get memory that no kernel of another thread still has to read."""
     import torch
 
-    places = [place for place, entry in enumerate(entries) if _suits_device(entry)]
     # A call ends with its slowest image, so images of one size share one.
-    places.sort(key=lambda place: _pixels_of(entries[place]), reverse=True)
+    places = sorted(places, key=lambda place: _pixels_of(entries[place]), reverse=True)
     stream, lock = _decoding_stream(device)
     user = torch.cuda.current_stream(device)
     with lock, torch.cuda.stream(stream):

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from stages.contract.base import StageSpec
+from stages.contract.base import PREPARED, RECORDING, StageSpec
 from stages.images.devices import device_errors, synchronize
 from stages.pretrained.soundness import first_line
 
@@ -52,6 +52,7 @@ class CudaRecorder:
             ):
                 work()
             rewind()
+        PREPARED[RECORDING] += 1
         return graph.replay
 
     def _try_out(self, work: Callable[[], object], rewind: Callable[[], object]) -> None:

@@ -10,7 +10,7 @@ import functools
 import io
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -25,13 +25,28 @@ from stages.scenes.photographs import find_photographs
 from stages.scenes.sheets import Sheet, blank_sheet
 
 DISTINCT = 32  # different files of a kind
+DISTINCT_PHONES = 128  # of which those of 48 megapixels, too, have all orientations
 WORTH_A_PROCESS = 4  # of them
 MEGAPIXELS = 1_000_000
 PHONE, LARGE_PHONE = (4032, 3024), (8064, 6048)
-LARGE_EVERY = 16  # photographs of a phone, of which one has 48 megapixels
 A4_300_DPI = (2480, 3508)
 PDF_PAGES = 4
 CROP = 1024  # pixels; enough to know how well an image compresses
+# Kinds whose files have one format and size: of so many files of the kind before the hyphen, which ones.
+UNIFORM: dict[str, tuple[int, Sequence[int]]] = {
+    "phone-12": (16, range(15)),
+    "phone-48": (16, [15]),
+    "screen-photo": (2, [0]),
+    "screen-window": (4, [1]),
+    "scan-jpeg": (10, range(5)),
+    "scan-tiff": (10, range(5, 9)),
+}
+
+
+def is_of(kind: str, index: int) -> bool:
+    """Whether the file with this index, of the kind before the hyphen, is one of this kind."""
+    every, turns = UNIFORM[kind]
+    return index % every in turns
 
 
 def draw_web(rng: Random, index: int) -> tuple[str, bytes]:
@@ -44,9 +59,9 @@ def draw_web(rng: Random, index: int) -> tuple[str, bytes]:
 
 def draw_phone(rng: Random, index: int) -> tuple[str, bytes]:
     """12 megapixels, 2.9 MB; some 48. One after another has each EXIF orientation."""
-    large = index % LARGE_EVERY == LARGE_EVERY - 1
-    image = take_photograph(rng, index, *(LARGE_PHONE if large else PHONE), grain=0.08)
-    orientation = index % 8 + 1
+    size = LARGE_PHONE if is_of("phone-48", index) else PHONE
+    image = take_photograph(rng, index, *size, grain=0.08)
+    orientation = (index + index // 16) % 8 + 1
     exif = Image.Exif()
     exif[ExifTags.Base.Make], exif[ExifTags.Base.Orientation] = "visiond", orientation
     turned = Image.fromarray(image)
@@ -58,7 +73,7 @@ def draw_phone(rng: Random, index: int) -> tuple[str, bytes]:
 def draw_screen(rng: Random, index: int) -> tuple[str, bytes]:
     """1920×1080. Every second one is a photograph, as a PNG of about 2.6 MB; the others have windows with text, as PNG, or also
     with a photograph, as WebP."""
-    if index % 2 == 0:
+    if is_of("screen-photo", index):
         return ".png", encode(take_photograph(rng, index, 1920, 1080, grain=0.04), "PNG", compress_level=3)
     ground = [(rng.randint(20, 90), rng.randint(40, 120), rng.randint(60, 160)) for _ in range(2)]
     screen = fill_gradient(1920, 1080, *ground)
@@ -67,7 +82,7 @@ def draw_screen(rng: Random, index: int) -> tuple[str, bytes]:
         rng.choice((draw_page, draw_slide))(window)
         screen[top : top + 800, left : left + 860] = window.pixels
         cv2.rectangle(screen, (left, top - 32), (left + 859, top), (214, 216, 220), -1)
-    if index % 4 == 1:
+    if is_of("screen-window", index):
         return ".png", encode(screen, "PNG", compress_level=3)
     screen[560:1040, 1100:1740] = take_photograph(rng, index, 640, 480, grain=0.05)
     return ".webp", encode(screen, "WEBP", quality=82)
@@ -75,13 +90,12 @@ def draw_screen(rng: Random, index: int) -> tuple[str, bytes]:
 
 def draw_scan(rng: Random, index: int) -> tuple[str, bytes]:
     """A4 at 300 dpi: five JPEGs in color, four TIFFs of one bit (CCITT G4), and a PDF of four pages, one after another."""
-    turn = index % 10
-    if turn < 5:
+    if is_of("scan-jpeg", index):
         page = draw_sheet(rng).pixels
         add_light(page, rng)
         add_grain(page, rng, 0.05)
         return ".jpg", encode(page, "JPEG", quality=82, dpi=(300, 300))
-    if turn < 9:
+    if is_of("scan-tiff", index):
         return ".tif", encode_bits([draw_sheet(rng)], "TIFF", compression="group4", dpi=(300, 300))
     pages = [draw_sheet(rng) for _ in range(PDF_PAGES)]
     return ".pdf", encode_bits(pages, "PDF", save_all=True, resolution=300)
@@ -99,7 +113,7 @@ def write_inputs(folder: Path, kind: str, seed: int) -> None:
     """Write different files of this kind, in several processes."""
     folder.mkdir(parents=True, exist_ok=True)
     work = functools.partial(_write_input, folder, kind, seed)
-    for _ in map_processes(work, DISTINCT, WORTH_A_PROCESS):
+    for _ in map_processes(work, DISTINCT_PHONES if kind == "phone" else DISTINCT, WORTH_A_PROCESS):
         pass
 
 
@@ -108,10 +122,12 @@ def _write_input(folder: Path, kind: str, seed: int, index: int) -> None:
     (folder / f"{kind}-{seed}-{index:06}{suffix}").write_bytes(data)
 
 
-def copy_inputs(originals: Path, folder: Path, count: int) -> None:
-    """Write `count` files, each with bytes of its own: an original with its number in what readers skip."""
+def copy_inputs(originals: Path, folder: Path, kind: str, count: int) -> None:
+    """Write `count` files of this kind, each with bytes of its own: an original with its number in what readers skip."""
     folder.mkdir(parents=True)
     files = sorted(originals.iterdir())
+    if kind in UNIFORM:
+        files = [file for file in files if is_of(kind, int(file.stem.rpartition("-")[2]))]
     for number in range(count):
         original = files[number % len(files)]
         (folder / f"{number:06}-{original.name}").write_bytes(stamp(original.read_bytes(), number))

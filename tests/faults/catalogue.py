@@ -7,14 +7,16 @@ and how it is tested.
 from __future__ import annotations
 
 import collections
+import contextlib
 import random
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.daemon.inbox.test_inputs import PIXELS, mix, name_of
 from tests.daemon_process import SLACK_SECONDS, Daemon, Place, picture
@@ -45,6 +47,9 @@ from tests.faults.clocks import HOUR, YEAR
 from tests.inputs import CATALOGUE, ODD, mutate
 
 RATE_KEPT = 0.95
+MOST_GROWTH = (
+    9 / 8
+)  # of memory: workers keep what they free, and how much of it depends on what meets in them
 REAL = {"backend": ""}
 PYTEST_ROOT = Path(__file__).parent.parent
 
@@ -156,21 +161,41 @@ def stop_at_any_moment(folder: Path, chance: random.Random, sizes: Sizes) -> Fig
     return Figure("\n".join([str(tally), *tally.problems[:10]]), not tally.problems)
 
 
+def set_good_images(sizes: Sizes) -> tuple[Callable[[int], bytes], dict[str, Any]]:
+    """What draws the good images of a row by their number, and settings for them: small pictures, or photographs of 12
+    megapixels and a slab that holds two. Their decoders are killed, which counts as an attempt."""
+    if "photographs" not in sizes:
+        return picture, {}
+    pipeline = {"slab_bytes": 8 << 20, "max_attempts": 1000, "max_pixels": 50_000_000}
+    clip = {"backend": "fake", **PIXELS}
+    draw = load.draw_inputs({"phone": sizes["photographs"]})
+    return draw, {"pipeline": pipeline, "stages": {"clip": clip}}
+
+
+def shake(place: Place, chance: random.Random, sizes: Sizes) -> contextlib.AbstractContextManager[list[int]]:
+    """Kills decoders if there are photographs."""
+    return kill.kill_decoders(place, chance) if "photographs" in sizes else contextlib.nullcontext([])
+
+
 def poison(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    """By a fake OCR, after its batch was decoded if there are photographs."""
+    draw, settings = set_good_images(sizes)
     place = Place(folder, {"stages": {"ocr": {"options": {"fail": {"SEGV": "segfault"}}}}})
+    place.configure(settings)
     bad = {b"%05d.ppm" % number for number in chance.sample(range(sizes["files"]), sizes["poison"])}
     for number in range(sizes["files"]):
         path = b"%05d.ppm" % number
-        place.drop(path, picture(number, b"SEGV" if path in bad else b""))
+        place.drop(path, draw(number) + (b"SEGV" if path in bad else b""))
     with Daemon(place) as daemon:
-        daemon.wait_idle(sizes["files"], 400)
+        daemon.wait_idle(sizes["files"], 1200)
+        others = [event for event in daemon.events("worker lost") if event["cause"] != "killed by SIGSEGV"]
         assert daemon.stop() == 0
     verdict = place.judge()
     failed = {path for path, reason in verdict.reasons("FAILED").items() if reason == "poison"}
     exactly = failed == bad and verdict.counts == {"DONE": sizes["files"] - len(bad), "FAILED": len(bad)}
     return Figure(
-        f"{len(failed)} FAILED(poison), {len(bad & failed)} of the {len(bad)}",
-        exactly and not verdict.problems,
+        f"{len(failed)} FAILED(poison), {len(bad & failed)} of the {len(bad)}; {len(others)} workers lost by others",
+        exactly and not (others or verdict.problems),
     )
 
 
@@ -239,9 +264,24 @@ def grow(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
     return Figure(f"{files:+d} open files, {slope:+.0f} bytes an image", abs(files) <= 5 and flat)
 
 
+def grow_mixed(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
+    """The most of the first three tenths of a run against the median of the last three."""
+    kinds = {kind: count for kind, count in sizes.items() if kind != "files"}
+    samples = load.grow_mixed(folder, sizes["files"], kinds)
+    early = {part: max(sample[part] for sample in samples[:3]) for part in samples[0]}
+    late = {part: statistics.median(sample[part] for sample in samples[-3:]) for part in early}
+    text = ", ".join(
+        f"{part} {early[part] >> 20:,} MiB, {late[part] / early[part] - 1:+.1%}" for part in early
+    )
+    return Figure(text, all(late[part] < early[part] * MOST_GROWTH for part in early))
+
+
 def mix_inputs(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
-    place = mix(folder, sizes["copies"], sizes["good"], chance, REAL)
-    run = place.run_once()
+    draw, settings = set_good_images(sizes)
+    place = mix(folder, sizes["copies"], sizes["good"], chance, REAL, draw)
+    place.configure(settings)
+    with shake(place, chance, sizes) as killed:
+        run = place.command("run", "--once", timeout=1800)
     verdict = place.judge()
     good = sum(path.startswith(b"good-") for _, path in verdict.results)
     failed = verdict.reasons("FAILED")
@@ -251,6 +291,7 @@ def mix_inputs(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     astray = [name for name, reason in expected.items() if failed.get(name) != reason]
     lost = run.stderr.count('"worker lost"')
     text = f"{good} good DONE, {len(astray)} bad or odd ones in another state, {lost} workers lost"
+    text += f", {len(killed)} decoders killed" if killed else ""
     kept = good == sizes["good"] + 1 and not (astray or lost or verdict.problems)
     return Figure("\n".join([text, *map(repr, astray[:10]), *verdict.problems[:10]]), kept)
 
@@ -259,19 +300,28 @@ def fuzz(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     """CLIP is real, or a fake that reads pixels too, so that they are decoded."""
     pipeline = {"max_attempts": 1, "max_pixels": 4_000_000, "decode_seconds": 5}
     place = Place(folder, {"pipeline": pipeline, "stages": {"clip": REAL if sizes["real"] else PIXELS}})
-    originals = [item.make() for item in ODD]
+    draw, settings = set_good_images(sizes)
+    place.configure(settings)
+    originals, good = [item.make() for item in ODD], set()
     for number in range(sizes["files"]):
-        place.drop(f"{number}.jpg", mutate(chance.choice(originals), chance))
-    with Daemon(place) as daemon:
-        daemon.wait_idle(sizes["files"], 1200)
+        path, data = b"%d.jpg" % number, draw(number) if "photographs" in sizes else chance.choice(originals)
+        if chance.randrange(100) < sizes.get("mutated %", 100):
+            data = mutate(data, chance)
+        else:
+            good.add(path)
+        place.drop(path, data)
+    with Daemon(place) as daemon, shake(place, chance, sizes) as killed:
+        daemon.wait_idle(sizes["files"], 1800)
         lost = len(list(daemon.events("worker lost")))
         assert daemon.stop() == 0
     verdict = place.judge()
     reasons = collections.Counter(verdict.reasons("FAILED").values())
     failed = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    astray = good - {path for _, path in verdict.results}
     text = f"{verdict.counts['DONE']} DONE, FAILED {failed}; {lost} workers lost"
+    text += f", {len(killed)} decoders killed" if killed else ""
     kept = reasons["decoder"] and not (
-        reasons.keys() & {"stage", "timeout", "poison"} or lost or verdict.problems
+        reasons.keys() & {"stage", "timeout", "poison"} or astray or lost or verdict.problems
     )
     return Figure("\n".join([text, *verdict.problems[:10]]), bool(kept))
 
@@ -374,6 +424,8 @@ ROWS = [
     Row("3 load", "kill -9 a worker twice a second, under full load", f"{KILLED}; no daemon ends", kill_under_load,
         {"lives": 5, "kills": 40}, {"lives": 1, "kills": 1}),
     Row("4", "a file makes its worker segfault", "exactly those FAILED(poison)", poison, {"poison": 10, "files": 1000}),
+    Row("4 large", "the same among photographs of 12 megapixels, three in ten files", "exactly those FAILED(poison)", poison,
+        {"poison": 9, "files": 30, "photographs": 5}),
     Row("5", "a worker hangs, interpreter lock held", "found within the time-out + 2 s",
         by_tests(f"{FAULTS}test_workers.py::test_a_worker_that_hangs_with_the_interpreter_lock_held_is_replaced_in_time"), {}),
     Row("6", "event loop blocked", "the watchdog is not fed; systemd restarts within WatchdogSec + 5 s",
@@ -417,6 +469,9 @@ ROWS = [
         {"clients": 1_000, "windows": 10}, {"clients": 1_000, "windows": 1}),
     Row("24", "a newer ledger", "refused, untouched", by_tests(f"{DAEMON}ledger/test_schema.py", "-k", "newer_ledger"), {}),
     Row("25", "100,000 images in one process life", "±5 open files, memory flat", grow, {"files": 100_000}, {"files": 1_000}),
+    Row("mixed memory", "50,000 web pictures, photographs, screenshots and scans in one process life",
+        "daemon, workers and decoders: in the last three tenths < 1/8 more memory than in the first three", grow_mixed,
+        {"files": 50_000, "web": 128, "screen": 17, "scan": 9, "phone": 6}),
     Row("26", "SIGTERM at any moment of start, scan, load and work, one and ten inboxes", "exit 0, never a crash",
         stop_at_any_moment, {"stops": 300, "entries": 20_000}, {"stops": 4, "entries": 500}),
     Row("27", "a folder of traps named like every module", "none runs", start_among_traps, {"real": 1}, {"real": 0}),
@@ -489,6 +544,10 @@ ROWS = [
         by_tests(f"{DAEMON}unpacking/test_apart.py", f"{DAEMON}unpacking/test_folder.py", "-k",
             "bomb or times_its_size or limit or folders_count or disk_is_looked"), {}),
     Row("mix", "bad inputs among good images", "each in its state, no worker lost", mix_inputs, {"copies": 20, "good": 2_000}),
+    Row("mix large", "bad inputs among photographs of 12 megapixels, three in ten files; a decoder killed every few images",
+        "each in its state, no worker lost", mix_inputs, {"copies": 4, "good": 400, "photographs": 5}),
     Row("fuzz", "mutated images", "each DONE or its own fault, no worker lost", fuzz,
         {"files": 20_000, "real": 1}, {"files": 200, "real": 0}),
+    Row("fuzz large", "photographs of 12 megapixels, three in ten mutated; a decoder killed every few images",
+        "each DONE or its own fault, no worker lost", fuzz, {"files": 600, "mutated %": 30, "photographs": 5, "real": 0}),
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import os
 import random
@@ -18,7 +19,7 @@ from typing import Any
 from asyncinotify import Inotify, Mask
 
 from tests import checker
-from tests.daemon_process import SLACK_SECONDS, Daemon, Place, wait_for
+from tests.daemon_process import SLACK_SECONDS, Daemon, Place, meanwhile, running, wait_for
 from tests.forked import Forked
 
 INBOXES = ("keep", "move", "delete")  # one for each thing that may happen to a source
@@ -29,6 +30,7 @@ SECONDS_PER_IMAGE = 0.003
 LATENCIES = (0.0, 0.001, 0.01)
 SLOWER = 2  # times SECONDS_PER_IMAGE, while workers are killed
 DRAIN_SECONDS = 10.0
+BETWEEN_DECODERS = 10  # images at most, from one that is killed to the next
 BETWEEN_KILLS_SECONDS = 0.5  # under load
 MOST_BACKLOG = 3_000  # images
 DONE_PATHS = f"SELECT path FROM image WHERE status = {checker.DONE}"
@@ -243,6 +245,25 @@ class Rate:
     @property
     def per_second(self) -> float:
         return self.images / self.seconds if self.seconds else 0.0
+
+
+@contextlib.contextmanager
+def kill_decoders(place: Place, chance: random.Random) -> Iterator[list[int]]:
+    """After every few images, kill -9 a random decoder, as the kernel does if memory runs out; yields the killed."""
+    killed, due = list[int](), 0
+
+    def kill_one() -> None:
+        nonlocal due
+        decoders = running("stages.images.decoder", place.processes())
+        if decoders and (done := count_sidecars(place)) >= due:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid := chance.choice(decoders), signal.SIGKILL)
+                killed.append(pid)
+                due = done + chance.randint(1, BETWEEN_DECODERS)
+
+    with meanwhile(kill_one):
+        yield killed
+    assert killed
 
 
 def all_ready(status: dict[str, Any]) -> bool:

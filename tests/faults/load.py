@@ -5,26 +5,42 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
-import resource
+import random
 import signal
 import socket
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from tests.daemon_process import SLACK_SECONDS, Daemon, Place, make_certificate, picture, wait_for
+import psutil
+
+from tests.daemon.inbox.test_inputs import PIXELS
+from tests.daemon_process import (
+    SLACK_SECONDS,
+    Daemon,
+    Place,
+    make_certificate,
+    picture,
+    running,
+    wait_for,
+)
 from tests.faults.kill import Rate, all_ready
+
+T = TypeVar("T")
 
 IMAGES_PER_SECOND = 80  # that the fake captioner allows: well below what the machine can do
 WINDOW_SECONDS = 2.0  # with the slow clients and without, in turns
 LEAST_ACTS = 50  # in a window; on a free machine there are 100 or more
 REQUEST = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nX-"  # half of one
 HELLO = b"\x16\x03\x01\x02\x00"  # the head of a TLS handshake's first record
-PAGE_BYTES = resource.getpagesize()
+LEDGER_CACHE = 64 << 20  # bytes at most: cache_size in daemon/ledger/schema.py
+INBOX = [{"on_success": "delete", "settle_seconds": 0}]
+CHILDREN = {"workers": "daemon.workers.child", "decoders": "stages.images.decoder"}
+AFTER_A_PDF = 10  # where scans are drawn from, and photographs, so that the sixth has 48 megapixels
 
 
 def beset_by_slow_clients(
@@ -87,21 +103,68 @@ def open_files(daemon: Daemon) -> int:
     return len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
 
 
+def resident(daemon: Daemon) -> int:
+    return int(psutil.Process(daemon.process.pid).memory_info().rss)
+
+
 def grow(folder: Path, files: int) -> tuple[int, float]:
     """How many more files the daemon has open after this number of images than after a tenth of them,
     and by how many bytes per image its memory grew in the second half."""
-    place = Place(folder, {"inbox": [{"on_success": "delete", "settle_seconds": 0}]})
+    place = Place(folder, {"inbox": INBOX})
+    samples = list(
+        look_at_tenths(place, files, place.drop_many, lambda daemon: (open_files(daemon), resident(daemon)))
+    )
+    return samples[-1][0] - samples[0][0], (samples[-1][1] - samples[4][1]) / (files // 2)
+
+
+def grow_mixed(folder: Path, files: int, kinds: Mapping[str, int]) -> list[dict[str, int]]:
+    """The memory of a daemon, its workers and their decoders after each tenth of this number of images."""
+    pipeline = {"slab_bytes": 0}  # as large as users have it
+    place = Place(folder, {"inbox": INBOX, "pipeline": pipeline, "stages": {"clip": PIXELS}})
+    draw = draw_inputs(kinds)
+
+    def drop(numbers: range) -> None:
+        for number in numbers:
+            place.drop(f"{number:05}", draw(number))
+
+    return list(look_at_tenths(place, files, drop, memory_of, 1800))
+
+
+def draw_inputs(kinds: Mapping[str, int]) -> Callable[[int], bytes]:
+    """Images by number, no two with the same bytes. kinds: how many different ones of each kind of `visiond bench --inputs`."""
+    from stages.scenes.inputs import DRAW, stamp
+
+    originals = [
+        DRAW[kind](random.Random(f"{kind} {index}"), index)[1]
+        for kind, count in kinds.items()
+        for index in range(AFTER_A_PDF, AFTER_A_PDF + count)
+    ]
+    return lambda number: stamp(originals[number % len(originals)], number)
+
+
+def look_at_tenths(
+    place: Place, files: int, drop: Callable[[range], None], look: Callable[[Daemon], T], timeout: float = 300
+) -> Iterator[T]:
+    """What it sees of the daemon when each tenth of the images is done."""
     with Daemon(place) as daemon:
-        samples = []
         for step in range(10):
-            place.drop_many(range(step * files // 10, (step + 1) * files // 10))
-            daemon.wait_idle((step + 1) * files // 10, 300)
-            pid = daemon.process.pid
-            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-            samples.append((open_files(daemon), pages * PAGE_BYTES))
+            drop(range(step * files // 10, (step + 1) * files // 10))
+            daemon.wait_idle((step + 1) * files // 10, timeout)
+            yield look(daemon)
         assert daemon.stop() == 0
     place.assert_kept(DONE=files)
-    return samples[-1][0] - samples[0][0], (samples[-1][1] - samples[4][1]) / (files // 2)
+
+
+def memory_of(daemon: Daemon) -> dict[str, int]:
+    """Bytes of each kind of its processes, without SQLite's cache. What several share is divided among them."""
+    processes = daemon.place.processes()
+    pids = {name: running(module, processes) for name, module in CHILDREN.items()} | {
+        "daemon": [daemon.process.pid]
+    }
+    memory = {name: sum(psutil.Process(pid).memory_full_info().pss for pid in pids[name]) for name in pids}
+    [(ledger,)] = daemon.place.rows("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
+    memory["daemon"] -= min(ledger, LEDGER_CACHE)
+    return memory
 
 
 def drop_while_stopped(folder: Path, files: int) -> float:

@@ -21,9 +21,9 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from daemon.core.jobs import GONE, Committed, Content, Ending, Extent, Failure, Job, JobStatus, Read, Version
+from daemon.core.jobs import GONE, Content, Ending, Extent, Failure, Job, JobStatus, Read, Version
 from daemon.core.slab import Slab
-from daemon.ledger.record import Model, Record
+from daemon.ledger.record import Committed, Model, Record
 from daemon.pipeline.station import Published
 from daemon.results.destinations import Destination, Publication
 from daemon.system.clock import steady_seconds
@@ -236,10 +236,7 @@ class Calls:
                 call.left -= 1
                 self._drop(job.id)
             self._changed.notify_all()
-        return Committed(list(endings), set())
-
-    def record_of(self, ending: Ending) -> Record:
-        raise AssertionError("no file is written")
+        return Committed(list(endings), set(), {})
 
     def publish(self, records: Sequence[Record], destinations: Mapping[int, Destination]) -> Publication:
         """The rows go to the caller, and no file is written."""

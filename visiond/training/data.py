@@ -78,7 +78,7 @@ def read_file(
     found = dict(_find_files(said, images, left_out, step))
     known = {name: image for name, (_, image) in found.items()}
     files = {image.digest: str(file) for file, image in reversed(found.values())}
-    kept = {digest: value for (digest, _), value in keep_known(said, known, left_out).items()}
+    kept = {digest: each.value for (digest, _), each in keep_known(said, known, left_out).items()}
     images_of = {image.digest: image for image in known.values()}
     samples = [_sample(files[digest], images_of[digest], value) for digest, value in kept.items()]
     return split(kind, samples, left_out, share)
@@ -123,15 +123,15 @@ def _sample(file: str, image: KnownImage, value: Value) -> LabelledImage:
 def _find_files(
     said: Iterable[Said], folder: Path, left_out: Counter[str], step: Step
 ) -> Iterator[tuple[str, tuple[Path, KnownImage]]]:
-    """By the name in the file of labels."""
+    """By the image, as the labels name it."""
     without_suffix, files = None, dict[str, Path]()
-    for name in dict.fromkeys(each.name for each in said):
+    for name, image in {each.name: each.image for each in said}.items():
         file = folder / name
         if not has_image_suffix(name):  # in YOLO, where the images are elsewhere
             without_suffix = without_suffix or _list_stems(folder)
             below = name.removeprefix("images/")  # that folder may be FOLDER itself
             file = without_suffix.get(name) or without_suffix.get(below, file)
-        files[name] = file
+        files[image] = file
     broken: dict[str, list[str]] = {}
     with closing(Decoders(count_cores(), Limits())) as decoders, ExitStack() as stack:
         threads = ThreadPoolExecutor(count_cores())

@@ -103,6 +103,33 @@ def test_show_prints_every_criterion_and_every_stages_time(place: Place) -> None
     assert json.loads(say(place, "show", "00003.ppm", "--json")) == place.sidecar("00003.ppm")
 
 
+def test_show_says_what_a_fingerprint_stands_for_also_by_its_first_digits(place: Place) -> None:
+    provenance = place.sidecar("00003.ppm")["provenance"]["ocr"]
+    fingerprint = place.sidecar("00003.ppm")["models"]["ocr"]
+    about = json.loads(say(place, "show", fingerprint, "--json"))
+    assert (about["fingerprint"], about["stage"], about["is_current"]) == (fingerprint, "ocr", True)
+    assert about["results"] == 6
+    assert {name: about[name] for name in provenance} == provenance
+    assert about["versions"] == [provenance["visiond"]]
+    first = fingerprint[: len("sha256:") + 8]
+    assert json.loads(say(place, "show", first, "--json")) == about
+    told = say(place, "show", fingerprint)
+    for word in ("is_current", "true", "float32", "fake", fingerprint):
+        assert word in told
+
+
+def test_a_fingerprint_that_is_unknown_or_a_digest_of_an_image_is_nothing_that_show_knows(
+    place: Place,
+) -> None:
+    for name, said in (
+        ("sha256:00000000", "No model in the ledger has the fingerprint sha256:00000000"),
+        (place.sidecar("00003.ppm")["source"]["digest"], "There is no image sha256:"),
+    ):
+        refused = place.command("show", name)
+        assert refused.returncode == os.EX_NOINPUT
+        assert said in refused.stderr
+
+
 def test_show_prints_the_text_of_a_page_reader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     payload = b'{"lines":[],"count":0,"area_ratio":0.0,"text":"# Bill\\n\\nTotal [5]","cut":true}'
     show_record(make_record(tmp_path, outputs=make_outputs() | {"ocr": Output(payload, 0.25)}))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from daemon.config.loading import Config, load, parse
 from daemon.config.models import table_of
@@ -43,6 +44,12 @@ def test_an_empty_file_means_the_defaults() -> None:
     )
     assert config.pipeline.limits() == Limits()
     assert config.binning.thresholds() == Thresholds()
+
+
+@pytest.mark.parametrize("name", Thresholds.__struct_fields__)
+def test_the_key_of_a_threshold_changes_that_one_alone(name: str) -> None:
+    config = parse({"binning": {f"{name}_threshold": 1}}, Path("/srv"))
+    assert config.binning.thresholds() == replace(Thresholds(), **{name: 1})
 
 
 def test_paths_are_relative_to_the_files_folder(tmp_path: Path) -> None:

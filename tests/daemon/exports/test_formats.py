@@ -304,7 +304,7 @@ def test_a_task_of_label_studio_has_each_answer_in_percent(tmp_path: Path, image
     line, text = prediction["result"][3:5]
     assert (line["id"], text["value"]["text"]) == (text["id"], [TEXTS[0]])
     assert "score" not in prediction
-    assert task["meta"] == {"visiond": {"id": 4, "path": "images/b c.png"}}
+    assert "disagreement" not in task["meta"]["visiond"]
     assert task["data"]["image"] == f"/data/local-files/?d={str(tmp_path).lstrip('/')}/in/images/b%20c.png"
 
 
@@ -590,6 +590,49 @@ for format in {[*WITH_FILES]}:
     made = [sys.executable, "-W", "ignore", "-c", program, str(tmp_path), str(tmp_path / "images")]
     subprocess.run(made, check=True, env=environment)
     assert "Total: 12,50 €" in (tmp_path / "hocr" / "images" / "b c.jpg.hocr").read_text("utf-8")
+
+
+def test_data_sets_say_which_part_is_by_people_and_where_that_is_from(
+    tmp_path: Path, records: list[Record]
+) -> None:
+    given = {
+        Kind.OBJECTS: Label([ObjectLabel("my car", (1.0, 2.0, 3.0, 4.0))], "coco.json", 0.0),
+        Kind.TEXT: Label("has no boxes", "by hand", 0.0),
+    }
+    labels = {records[3].digest: given}
+    images = list(name_images(records[1:4], {}, [], lambda digest: labels.get(digest, {})))
+
+    coco = {
+        file.stem: json.loads(file.read_text()) for file in write(tmp_path / "c", "coco", images).iterdir()
+    }
+    origins = [(each["image_id"], each.get("origin")) for each in coco["instances"]["annotations"]]
+    assert origins == [(2, None), (3, None), (3, None), (4, "coco.json")]
+    assert [each["visiond"]["labels"] for each in coco["instances"]["images"]] == [
+        {},
+        {},
+        {"objects": "coco.json"},
+    ]
+    assert {name: each["info"]["description"] for name, each in coco.items()} == {
+        "instances": "Answers of models and labels of people, by visiond",
+        "captions": "Answers of models, by visiond",
+        "text": "Answers of models, by visiond",
+    }
+    assert "origin" not in str([coco["captions"], coco["text"]])
+
+    folder = write(tmp_path / "h", "huggingface", images)
+    rows = pyarrow.parquet.read_table(folder / "metadata.parquet")["labels"].to_pylist()
+    assert sorted(rows, key=str)[0] == {"kind": ["objects"], "origin": ["coco.json"]}
+    assert sorted(rows, key=str)[1:] == [{"kind": [], "origin": []}] * 2
+    card = (folder / "README.md").read_text()
+    assert yaml.safe_load(card.split("---\n")[1])["annotations_creators"] == ["machine-generated", "other"]
+    assert "People have labelled 1 of 3 images" in card
+    card = (write(tmp_path / "m", "huggingface", images[:2]) / "README.md").read_text()
+    assert yaml.safe_load(card.split("---\n")[1])["annotations_creators"] == ["machine-generated"]
+    assert "No person has checked these answers." in card
+
+    shapes = ElementTree.parse(write(tmp_path / "v", "cvat", images) / "annotations.xml").iterfind("image/*")
+    people = [each.get("label") for each in shapes if each.get("source") == "manual"]
+    assert people == ["my car"]
 
 
 def test_label_studio_offers_the_names_of_people_and_of_predictions(tmp_path: Path) -> None:

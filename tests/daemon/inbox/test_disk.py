@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from msgspec.structs import replace
 
 from daemon.core.jobs import GONE, Extent, Failure, Job, Read, Version
 from daemon.core.slab import Slab
-from daemon.inbox.disk import FolderOrigin
+from daemon.inbox import disk
+from daemon.inbox.disk import NETWORK_READERS, READERS, FolderOrigin
 from stages.contract.base import Reason
+from tests.daemon_process import PATIENCE
 from tests.makers import make_job
 
 
@@ -57,14 +60,28 @@ def digest_of(data: bytes) -> Read:
 DATA = b"bytes of an image"
 
 
+def share_out(monkeypatch: pytest.MonkeyPatch, cores: int, *, far: bool = False, large: bool = True) -> None:
+    """A machine with so many cores. far: its inboxes are on a network mount. large: every byte is worth a thread."""
+    monkeypatch.setattr(disk, "count_cores", lambda: cores)
+    monkeypatch.setattr(disk, "is_network_mount", lambda _path: far)
+    if large:
+        monkeypatch.setattr(disk, "READER_BYTES", 1)
+
+
+def drop_many(inbox: Path, count: int) -> list[Job]:
+    return [drop(inbox, b"%d.jpg" % number) for number in range(count)]
+
+
 def test_a_files_bytes_are_in_the_slab_with_their_digest(inbox: Path, slab: Slab) -> None:
     job = drop(inbox)
     assert take_in(slab, inbox, job) == [(digest_of(DATA), DATA)]
 
 
+@pytest.mark.parametrize("cores", [1, 64])
 def test_while_no_file_can_be_opened_no_file_is_blamed(
-    inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch
+    inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch, cores: int
 ) -> None:
+    share_out(monkeypatch, cores)
     jobs = [drop(inbox, b"a.jpg"), drop(inbox, b"b.jpg")]
     with monkeypatch.context() as patch:
 
@@ -124,11 +141,79 @@ def test_a_file_the_daemon_moved_is_read_where_it_lies_now(inbox: Path, slab: Sl
     assert take_in(slab, inbox, job) == [(digest_of(DATA), DATA)]
 
 
-def test_a_file_that_cannot_be_read_affects_no_other_file_of_its_group(inbox: Path, slab: Slab) -> None:
+@pytest.mark.parametrize("cores", [1, 64])
+def test_a_file_that_cannot_be_read_affects_no_other_file_of_its_group(
+    inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
+    share_out(monkeypatch, cores)
     jobs = [drop(inbox, name) for name in (b"1.jpg", b"2.jpg", b"3.jpg")]
     os.unlink(inbox / "2.jpg")
     read = [read for read, _ in take_in(slab, inbox, *jobs)]
     assert read == [digest_of(DATA), GONE, digest_of(DATA)]
+
+
+# Several threads read a group that is large or far away.
+
+
+@pytest.mark.parametrize(
+    ("cores", "far", "threads"), [(8, False, 2), (64, False, READERS), (1, True, NETWORK_READERS)]
+)
+def test_so_many_files_of_a_large_group_or_of_a_network_mount_are_read_at_once(
+    inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch, cores: int, far: bool, threads: int
+) -> None:
+    share_out(monkeypatch, cores, far=far, large=not far)
+    together, preadv = threading.Barrier(threads), os.preadv
+
+    def wait_for_others(fd: int, buffers: list[memoryview], offset: int) -> int:
+        together.wait(PATIENCE)
+        return preadv(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", wait_for_others)
+    read = take_in(slab, inbox, *drop_many(inbox, 2 * threads))
+    assert read == [(digest_of(DATA), DATA)] * 2 * threads
+
+
+@pytest.mark.parametrize(
+    ("cores", "large", "files"),
+    [(4, True, 4), (64, False, 4), (64, True, 1)],
+    ids=["few cores", "a small group", "one file"],
+)
+def test_the_thread_that_asks_reads_by_itself_what_is_not_worth_another(
+    inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch, cores: int, large: bool, files: int
+) -> None:
+    share_out(monkeypatch, cores, large=large)
+    monkeypatch.setattr(disk, "ThreadPoolExecutor", None)
+    read = take_in(slab, inbox, *drop_many(inbox, files))
+    assert read == [(digest_of(DATA), DATA)] * files
+
+
+def test_a_file_for_which_several_threads_have_too_few_descriptors_is_read_by_one(
+    inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share_out(monkeypatch, 64)
+    jobs, really_open, asking = drop_many(inbox, 3), os.open, threading.current_thread()
+    refusals = iter([errno.EMFILE])
+
+    def refuse_another_once(path: bytes, flags: int) -> int:
+        if threading.current_thread() is not asking and (number := next(refusals, 0)):
+            raise OSError(number, os.strerror(number))
+        return really_open(path, flags)
+
+    monkeypatch.setattr(os, "open", refuse_another_once)
+    assert [read for read, _ in take_in(slab, inbox, *jobs)] == [digest_of(DATA)] * 3
+    assert not list(refusals)
+
+
+def test_a_system_that_allows_no_more_threads_has_its_files_read(
+    inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    share_out(monkeypatch, 64)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    read = take_in(slab, inbox, *drop_many(inbox, 3))
+    assert read == [(digest_of(DATA), DATA)] * 3
 
 
 # Another version than the ledger's is never read.
@@ -348,7 +433,11 @@ def test_an_error_of_a_whole_disk_is_no_images_fault(
     assert read == Read(failure=Failure(Reason.UNREADABLE, "Input/output error", transient=True, away=True))
 
 
-def test_no_descriptor_is_left_open(inbox: Path, slab: Slab) -> None:
+@pytest.mark.parametrize("cores", [1, 64])
+def test_no_descriptor_is_left_open(
+    inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
+    share_out(monkeypatch, cores)
     jobs = [drop(inbox, b"whole.jpg"), drop(inbox, b"changed.jpg")]
     rewrite(inbox / "changed.jpg")
     before = os.listdir("/proc/self/fd")

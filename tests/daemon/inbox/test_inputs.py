@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,15 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Verdict]:
     return place, place.judge()
 
 
-def mix(folder: Path, copies: int, good: int, chance: random.Random, clip: Mapping[str, Any]) -> Place:
-    """clip: the settings of a stage that reads pixels, so that everything is decoded."""
+def mix(
+    folder: Path,
+    copies: int,
+    good: int,
+    chance: random.Random,
+    clip: Mapping[str, Any],
+    draw: Callable[[int], bytes] = picture,
+) -> Place:
+    """clip: the settings of a stage that reads pixels, so that everything is decoded. draw: a good image by its number."""
     place = Place(folder, {"pipeline": {"slab_bytes": 8 << 20, "max_attempts": 1}, "stages": {"clip": clip}})
     drops = [
         (name_of(item, copy).encode(), data)
@@ -69,7 +76,7 @@ def mix(folder: Path, copies: int, good: int, chance: random.Random, clip: Mappi
         for data in [item.make()]
         for copy in range(copies)
     ]
-    drops += [(b"good-%04d.ppm" % number, picture(number)) for number in range(good)]
+    drops += [(b"good-%04d.ppm" % number, draw(number)) for number in range(good)]
     drops += [(path, picture(10**6 + number)) for number, path in enumerate(NAMES.values())]
     chance.shuffle(drops)
     for path, data in drops:

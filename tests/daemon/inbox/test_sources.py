@@ -44,7 +44,7 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
 def test_a_file_of_the_same_name_in_done_is_never_overwritten(tmp_path: Path) -> None:
     destination = open_destination(tmp_path, on_success="move")
     for number in (1, 2, 3):
-        destination.publish(drop(tmp_path, data=b"image %d" % number, id=number))
+        destination.publish(drop(tmp_path, data=b"image %d" % number, id=number), set())
     done = {name: data for name, data in tree(tmp_path).items() if name.startswith("done/")}
     assert done == {"done/a.jpg": b"image 1", "done/a~2.jpg": b"image 2", "done/a~3.jpg": b"image 3"}
 
@@ -53,7 +53,7 @@ def test_a_file_that_has_the_second_name_too_is_not_overwritten(tmp_path: Path) 
     (tmp_path / "done").mkdir()
     for name in ("a.jpg", "a~7.jpg"):
         (tmp_path / "done" / name).write_bytes(b"another image")
-    open_destination(tmp_path, on_success="move").publish(drop(tmp_path))
+    open_destination(tmp_path, on_success="move").publish(drop(tmp_path), set())
     assert sorted(file.read_bytes() for file in (tmp_path / "done").iterdir()) == [b"another image"] * 2 + [
         b"image"
     ]
@@ -76,10 +76,10 @@ def test_a_source_that_cannot_be_moved_stays_until_what_is_in_the_way_is_gone(
     else:
         (top / "sub").symlink_to("sub" if thing == "link to itself" else "nowhere")
     with pytest.raises(Held, match=f"{top}/sub is a {thing.split()[0]}"):
-        destination.publish(record)
+        destination.publish(record, set())
     assert (tmp_path / "inbox" / "sub" / "deep" / "a.jpg").read_bytes() == b"image"
     (top / "sub").unlink()
-    assert destination.publish(record).location == os.fsencode(top / "sub" / "deep" / "a.jpg")
+    assert destination.publish(record, set()).location == os.fsencode(top / "sub" / "deep" / "a.jpg")
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.EMFILE])
@@ -96,10 +96,10 @@ def test_a_source_is_moved_or_deleted_later_where_a_disk_fails_or_descriptors_ar
     with monkeypatch.context() as failing:
         failing.setattr("daemon.inbox.sources.open_beneath", fail)
         with pytest.raises(OSError if number == errno.EMFILE else Held, match=os.strerror(number)):
-            destination.publish(record)
+            destination.publish(record, set())
     assert (tmp_path / "inbox" / "a.jpg").exists()
     assert (tmp_path / "results" / "a.jpg.json").exists()
-    destination.publish(record)
+    destination.publish(record, set())
     assert not (tmp_path / "inbox" / "a.jpg").exists()
 
 
@@ -110,7 +110,7 @@ def test_a_source_in_a_failed_folder_that_is_a_link_comes_home_too(tmp_path: Pat
     failed = tmp_path / "failed" / "a.jpg"
     Path(os.fsdecode(record.location)).rename(failed)
     again = dataclasses.replace(record, location=os.fsencode(failed), version=Version.of(failed.stat()))
-    assert open_destination(tmp_path, on_success="move").publish(again).location == os.fsencode(
+    assert open_destination(tmp_path, on_success="move").publish(again, set()).location == os.fsencode(
         tmp_path / "done" / "a.jpg"
     )
 
@@ -125,7 +125,7 @@ def test_a_source_that_cannot_be_deleted_stays(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(sources, "rename_to_free", refuse)
     with pytest.raises(Held, match="an image cannot leave its inbox"):
-        open_destination(tmp_path, on_success="delete").publish(record)
+        open_destination(tmp_path, on_success="delete").publish(record, set())
     assert (tmp_path / "inbox" / "a.jpg").exists()
 
 
@@ -134,7 +134,7 @@ def test_a_source_moves_across_file_systems(tmp_path: Path, elsewhere: Path, bin
     output = {"done": str(elsewhere / "done"), "bins_folder": str(elsewhere / "bins")}
     destination = open_destination(tmp_path, bins, "move" if bins == "none" else "keep", **output)
     record = drop(tmp_path)
-    placed = destination.publish(record)
+    placed = destination.publish(record, set())
     assert placed.location == os.path.join(
         destination.done if bins == "none" else os.path.join(destination.bins, b"A"), b"a.jpg"
     )
@@ -157,8 +157,8 @@ def test_a_file_that_gets_the_name_as_a_source_leaves_is_not_overwritten(
     with monkeypatch.context() as patch:
         patch.setattr(sources, "rename_to_free", come_first)
         with pytest.raises(Held, match="File exists"):
-            destination.publish(record)
-    destination.publish(record)
+            destination.publish(record, set())
+    destination.publish(record, set())
     assert sorted(path.read_bytes() for path in (tmp_path / "done").iterdir()) == [b"another image", b"image"]
 
 
@@ -176,8 +176,8 @@ def test_a_file_that_gets_the_name_while_a_source_is_copied_is_not_overwritten(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfileobj", come_first)
         with pytest.raises(Held, match="File exists"):
-            destination.publish(record)
-    destination.publish(record)
+            destination.publish(record, set())
+    destination.publish(record, set())
     assert sorted(tree(elsewhere).values()) == [b"another image", b"image"]
     assert list(tree(tmp_path)) == ["results/a.jpg.json"]
 
@@ -213,7 +213,7 @@ def test_a_move_to_where_times_are_kept_in_seconds_loses_nothing(
     monkeypatch.setattr(
         os, "utime", lambda file, ns: utime(file, ns=tuple(time - time % 2_000_000_000 for time in ns))
     )
-    open_destination(tmp_path, on_success="move", done=str(elsewhere)).publish(drop(tmp_path))
+    open_destination(tmp_path, on_success="move", done=str(elsewhere)).publish(drop(tmp_path), set())
     assert tree(elsewhere) == {"a.jpg": b"image"}
     assert list(tree(tmp_path)) == ["results/a.jpg.json"]
 
@@ -230,9 +230,9 @@ def test_a_source_is_moved_later_to_a_disk_that_is_full(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfileobj", fill_up)
         with pytest.raises(Held, match="No space left"):
-            destination.publish(record)
+            destination.publish(record, set())
     assert tree(elsewhere) == {}
-    assert destination.publish(record).location == os.path.join(destination.done, b"a.jpg")
+    assert destination.publish(record, set()).location == os.path.join(destination.done, b"a.jpg")
 
 
 def test_a_link_or_a_fifo_with_the_temporary_name_of_a_copy_is_not_written_to(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_a_link_or_a_fifo_with_the_temporary_name_of_a_copy_is_not_written_to(tm
     temporary = os.fsdecode(temporary_name(os.fsencode(copied)))
     for leave in (partial(os.symlink, tmp_path / "diary"), os.mkfifo):
         leave(temporary)
-        destination.publish(record)
+        destination.publish(record, set())
         assert copied.read_bytes() == b"image"
         assert not copied.is_symlink()
     assert (tmp_path / "diary").read_text() == "precious"
@@ -251,7 +251,7 @@ def test_a_link_or_a_fifo_with_the_temporary_name_of_a_copy_is_not_written_to(tm
 
 def test_a_copy_has_the_sources_times(tmp_path: Path) -> None:
     record = drop(tmp_path)
-    open_destination(tmp_path, bins="copy").publish(record)
+    open_destination(tmp_path, bins="copy").publish(record, set())
     assert (tmp_path / "bins" / "A" / "a.jpg").stat().st_mtime_ns == record.version.mtime_ns
 
 
@@ -262,7 +262,7 @@ def test_a_copy_has_the_permissions_of_its_source_without_set_user_id(
     record = drop(tmp_path)
     os.chmod(record.location, mode)
     record = dataclasses.replace(record, version=Version.of(os.stat(record.location)))
-    open_destination(tmp_path, "copy").publish(record)
+    open_destination(tmp_path, "copy").publish(record, set())
     assert stat.S_IMODE((tmp_path / "bins" / "A" / "a.jpg").stat().st_mode) == kept
 
 
@@ -310,7 +310,7 @@ def test_a_newer_version_is_not_moved_copied_or_deleted(tmp_path: Path, bins: st
     (tmp_path / "bins").mkdir()
     record = drop(tmp_path)
     drop(tmp_path, data=b"newer image")
-    assert open_destination(tmp_path, bins, on_success).publish(record) == Placed(record.id)
+    assert open_destination(tmp_path, bins, on_success).publish(record, set()) == Placed(record.id)
     files = tree(tmp_path)
     assert files.pop("inbox/a.jpg") == b"newer image"
     assert files.pop("results/a.jpg.json") == record.sidecar
@@ -330,8 +330,8 @@ def test_a_newer_version_that_slips_in_at_the_last_moment_goes_back(
 
     with monkeypatch.context() as patch, contextlib.suppress(OSError):
         patch.setattr(sources, "rename_to_free", rename_too_late)
-        destination.publish(record)
-    assert destination.publish(record) == Placed(record.id)
+        destination.publish(record, set())
+    assert destination.publish(record, set()) == Placed(record.id)
     assert tree(tmp_path) == {"inbox/a.jpg": b"newer image", "results/a.jpg.json": record.sidecar}
 
 
@@ -347,7 +347,7 @@ def drop_beside_a_newer(root: Path) -> Record:
 def test_a_newer_version_of_the_same_size_and_time_stays(tmp_path: Path, on_success: str) -> None:
     record = drop_beside_a_newer(tmp_path)
     os.rename(tmp_path / "newer", tmp_path / "inbox" / "a.jpg")
-    open_destination(tmp_path, on_success=on_success).publish(record)
+    open_destination(tmp_path, on_success=on_success).publish(record, set())
     assert (tmp_path / "inbox" / "a.jpg").read_bytes() == b"IMAGE"
 
 
@@ -363,7 +363,7 @@ def test_a_newer_version_of_the_same_size_and_time_goes_back_even_at_the_last_mo
         rename_to_free(old, new, **folders)
 
     monkeypatch.setattr(sources, "rename_to_free", rename_too_late)
-    open_destination(tmp_path, on_success=on_success).publish(record)
+    open_destination(tmp_path, on_success=on_success).publish(record, set())
     assert (tmp_path / "inbox" / "a.jpg").read_bytes() == b"IMAGE"
 
 
@@ -382,7 +382,7 @@ def test_a_link_that_replaces_a_folder_at_the_last_moment_loses_no_file_elsewher
         rename_to_free(old, new, **folders)
 
     monkeypatch.setattr(sources, "rename_to_free", exchange)
-    destination.publish(record)
+    destination.publish(record, set())
     assert (other / "a.jpg").read_bytes() == b"image"
     assert not (tmp_path / "aside" / "a.jpg").exists()
 
@@ -392,14 +392,14 @@ def test_a_source_that_vanished_still_gets_its_result(tmp_path: Path, bins: str,
     (tmp_path / "bins").mkdir()
     record = drop(tmp_path)
     os.unlink(record.location)
-    assert open_destination(tmp_path, bins, on_success).publish(record) == Placed(record.id)
+    assert open_destination(tmp_path, bins, on_success).publish(record, set()) == Placed(record.id)
     assert tree(tmp_path)["results/a.jpg.json"] == record.sidecar
 
 
 def test_a_vanished_source_is_no_trouble_before_there_are_bins(tmp_path: Path) -> None:
     record = drop(tmp_path)
     os.unlink(record.location)
-    assert open_destination(tmp_path, "copy").publish(record) == Placed(record.id)
+    assert open_destination(tmp_path, "copy").publish(record, set()) == Placed(record.id)
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ def test_a_file_edited_in_place_with_equal_size_and_time_is_not_moved_copied_or_
     # as `exiftool -P -overwrite_original_in_place` and `rsync --inplace -t` do
     (inbox / "a.jpg").write_bytes(b"other")
     os.utime(record.location, ns=(record.version.mtime_ns,) * 2)
-    assert open_destination(tmp_path, bins, on_success).publish(record) == Placed(record.id)
+    assert open_destination(tmp_path, bins, on_success).publish(record, set()) == Placed(record.id)
     assert [name for name, data in tree(tmp_path).items() if data == b"other"] == ["inbox/a.jpg"]
 
 
@@ -430,8 +430,8 @@ def test_a_crash_between_copy_and_delete_leaves_one_file_not_two(
     )
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
         patch.setattr("daemon.inbox.sources.delete", lambda record: (_ for _ in ()).throw(KeyboardInterrupt))
-        destination.publish(record)
-    destination.publish(record)
+        destination.publish(record, set())
+    destination.publish(record, set())
     assert os.listdir(elsewhere) == ["a.jpg"]
 
 
@@ -452,8 +452,8 @@ def test_a_crash_while_a_source_is_deleted_leaves_no_temporary_file_in_the_inbox
 
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
         patch.setattr(os, "unlink", die)
-        destination.publish(record)
-    destination.publish(record)
+        destination.publish(record, set())
+    destination.publish(record, set())
     assert os.listdir(tmp_path / "inbox") == []
 
 
@@ -484,10 +484,10 @@ def test_two_mounts_of_one_file_system_get_one_copy_however_often_its_deletion_f
     destination, record = open_destination(tmp_path, on_success="move"), drop(tmp_path)
     for _ in range(3):
         with pytest.raises(Held, match="Read-only"):
-            destination.publish(record)
+            destination.publish(record, set())
     assert sorted(tree(tmp_path)) == ["done/a.jpg", "inbox/a.jpg", "results/a.jpg.json"]
     read_only = False
-    assert destination.publish(record).location == os.fsencode(tmp_path / "done" / "a.jpg")
+    assert destination.publish(record, set()).location == os.fsencode(tmp_path / "done" / "a.jpg")
     assert sorted(tree(tmp_path)) == ["done/a.jpg", "results/a.jpg.json"]
 
 
@@ -495,9 +495,9 @@ def test_a_bin_that_a_power_failure_took_is_filled_again_from_where_the_source_l
     tmp_path: Path,
 ) -> None:
     destination, record = open_destination(tmp_path, "copy", "move"), drop(tmp_path)
-    destination.publish(record)
+    destination.publish(record, set())
     (tmp_path / "bins" / "A" / "a.jpg").unlink()
-    destination.publish(record)
+    destination.publish(record, set())
     assert tree(tmp_path) == dict.fromkeys(("bins/A/a.jpg", "done/a.jpg"), b"image") | {
         "results/a.jpg.json": record.sidecar
     }

@@ -103,10 +103,10 @@ def test_a_file_that_somebody_writes_to_leaves_when_it_is_closed(
     source = tmp_path / "inbox" / "a.jpg"
     with source.open("r+b"):
         with pytest.raises(Held, match=WRITTEN):
-            destination.publish(record)
+            destination.publish(record, set())
         assert [file.name for file in source.parent.iterdir()] == ["a.jpg"]
         assert (tmp_path / "results" / "a.jpg.json").exists()
-    destination.publish(record)
+    destination.publish(record, set())
     assert not source.exists()
 
 
@@ -135,7 +135,7 @@ def test_a_new_file_that_gets_the_name_meanwhile_is_not_replaced_by_what_is_put_
     destination, record = open_destination(tmp_path, on_success="move"), drop(tmp_path)
     source = tmp_path / "inbox" / "a.jpg"
     with opened_while_moved(source, monkeypatch, lambda: source.write_bytes(b"a new upload")):
-        destination.publish(record)
+        destination.publish(record, set())
     assert source.read_bytes() == b"a new upload"
     assert (tmp_path / "done" / "a.jpg").read_bytes() == b"image"
 
@@ -146,7 +146,7 @@ def test_a_file_that_is_opened_for_writing_while_it_is_moved_is_put_back(
     destination, record = open_destination(tmp_path, on_success="move"), drop(tmp_path)
     source = tmp_path / "inbox" / "a.jpg"
     with opened_while_moved(source, monkeypatch), pytest.raises(Held, match=WRITTEN):
-        destination.publish(record)
+        destination.publish(record, set())
     assert source.read_bytes() == b"image"
     assert not list((tmp_path / "done").iterdir())
 
@@ -188,7 +188,7 @@ def test_where_the_system_does_not_say_who_writes_a_file_leaves_as_ever(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "fcntl", refuse)
-    open_destination(tmp_path, on_success="move").publish(drop(tmp_path))
+    open_destination(tmp_path, on_success="move").publish(drop(tmp_path), set())
     assert (tmp_path / "done" / "a.jpg").read_bytes() == b"image"
 
 

@@ -7,6 +7,7 @@ import csv
 import hashlib
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -18,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from daemon.config.state import LABELS
 from daemon.core.errors import LedgerDamaged
-from daemon.core.labels import Kind, ObjectLabel, Said, is_held_out
+from daemon.core.labels import Kind, ObjectLabel, Said, Value, is_held_out
 from daemon.labels.matching import KnownImage, in_pixels, keep_known
 from daemon.labels.store import LabelStore
 from tests.daemon_process import Place, picture
@@ -40,6 +42,22 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     made.drop("copy.ppm", picture(2))
     assert made.run_once().returncode == 0
     return made
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    made = Place(tmp_path_factory.mktemp("second"))
+    for number in range(IMAGES):
+        made.drop(f"other-{number}.ppm", picture(number))
+    assert made.run_once().returncode == 0
+    return made
+
+
+@pytest.fixture
+def other(second: Place) -> Place:
+    """The images of the first under other names, without labels."""
+    (second.folder / "state" / LABELS).unlink(missing_ok=True)
+    return second
 
 
 @pytest.fixture
@@ -85,6 +103,83 @@ def test_what_is_exported_comes_back_and_agrees_with_the_answers(labels: Place) 
     table = labels.command("score", "--only", "objects", "--by-label").stdout
     assert "AP50" in table
     assert "average precision" in table
+
+
+WHOLE = {
+    "coco": [Kind.OBJECTS, Kind.CAPTION],
+    "yolo": [Kind.OBJECTS],
+    "label-studio": [Kind.OBJECTS, Kind.TAGS, Kind.CAPTION],
+    "csv": [*Kind],
+}
+
+
+@pytest.mark.parametrize("format", WHOLE)
+def test_labels_go_to_another_ledger_with_their_origins_and_without_the_answers(
+    labels: Place, other: Place, format: str
+) -> None:
+    """There the images have other names."""
+    digests = [hashlib.sha256(picture(number)).digest() for number in range(IMAGES)]
+    given: list[tuple[bytes, Kind, Value, str]] = [
+        (digests[0], Kind.OBJECTS, [DOG, ObjectLabel('a "big" dog', (0.0, 1.5, 8.0, 3.0))], "boxes.json"),
+        (digests[1], Kind.OBJECTS, [], "boxes.json"),
+        (digests[2], Kind.OBJECTS, [DOG], "boxes.json"),  # there are two such files
+        (digests[2], Kind.TAGS, ["=seen", "b;c"], "by hand"),
+        (digests[3], Kind.TAGS, [], "by hand"),
+        (digests[4], Kind.CAPTION, ["A dog.", "One dog."], "by hand"),
+        (digests[5], Kind.TEXT, "one\ntwo", "by hand"),
+    ]
+    assert LabelStore(labels.folder / "state").keep(given) == 0
+    exported = labels.folder / f"moved-{format}"
+    assert labels.command("export", "--labels", "--format", format, exported).returncode == 0
+    if format == "csv":
+        exported = exported.rename(exported.with_suffix(".csv"))
+    ended = other.command("labels", "import", exported, "--json")
+    assert (ended.returncode, json.loads(ended.stdout)["unknown"]) == (0, []), ended.stderr
+    assert labels_in(other) == {
+        (digest, kind): (value, origin) for digest, kind, value, origin in given if kind in WHOLE[format]
+    }
+    assert other.command("labels", "import", exported, "--origin", "me").returncode == 0
+    assert {origin for _, origin in labels_in(other).values()} == {"me"}
+
+
+def labels_in(place: Place) -> dict[tuple[bytes, Kind], tuple[Any, str]]:
+    store = LabelStore(place.folder / "state")
+    with store.lookup() as lookup:
+        found = {(digest, kind): lookup(digest)[kind] for kind in Kind for digest, _ in store.of_kind(kind)}
+    return {key: (label.value, label.origin) for key, label in found.items()}
+
+
+def test_of_an_export_with_labels_corrections_of_labels_are_taken_and_of_answers_only_if_it_is_said(
+    labels: Place, other: Place
+) -> None:
+    one = hashlib.sha256(picture(0)).digest()
+    crowd = ObjectLabel("dog", (0.0, 0.0, 4.0, 4.0), crowd=True)
+    four = hashlib.sha256(picture(4)).digest()
+    boxes: dict[bytes, Value] = {one: [DOG], four: [DOG, crowd]}  # the second is not in COCO as a whole
+    store = LabelStore(labels.folder / "state")
+    store.keep([(digest, Kind.OBJECTS, value, "me") for digest, value in boxes.items()])
+    exported = labels.folder / "corrected-coco"
+    assert labels.command("export", "--labels", "--format", "coco", exported).returncode == 0
+    file = exported / "instances.json"
+    document = json.loads(file.read_text())
+    document["categories"] = [each | {"name": "corrected"} for each in document["categories"]]
+    file.write_text(json.dumps(document))
+    ended = other.command("labels", "import", file)
+    assert "Left out: answers of models; if people have corrected them, delete visiond.json" in ended.stderr
+    assert labels_in(other) == {(one, Kind.OBJECTS): ([replace(DOG, label="corrected")], "me")}
+    (exported / "visiond.json").unlink()
+    assert labels.command("labels", "import", file).stdout == f"objects of {IMAGES + 1} images\n"
+
+
+def test_boxes_of_yolo_without_the_images_are_not_taken_for_those_of_another_image(labels: Place) -> None:
+    one = hashlib.sha256(picture(0)).digest()
+    LabelStore(labels.folder / "state").keep([(one, Kind.OBJECTS, [DOG], "me")])
+    exported = labels.folder / "without-images"
+    assert labels.command("export", "--labels", "--format", "yolo", exported).returncode == 0
+    shutil.rmtree(exported / "images")
+    ended = labels.command("labels", "import", exported)
+    assert ended.returncode == os.EX_NOINPUT
+    assert "Left out: boxes whose image is not in the folder" in ended.stderr
 
 
 def test_what_differs_from_labels_is_exported_and_found_first(labels: Place) -> None:
@@ -322,14 +417,20 @@ def test_equal_files_have_the_labels_of_the_first_and_several_rows_of_one_name_a
     said = [Said(name, Kind.OBJECTS, [DOG]) for name in ("a", "b", "a")]
     said += [Said("a", Kind.TEXT, text) for text in ("x", "y")]
     kept = keep_known(said, {"a": one, "b": one}, left_out)
-    assert kept == {(ONE, Kind.OBJECTS): [DOG, DOG], (ONE, Kind.TEXT): "x\ny"}
+    assert {key: each.value for key, each in kept.items()} == {
+        (ONE, Kind.OBJECTS): [DOG, DOG],
+        (ONE, Kind.TEXT): "x\ny",
+    }
     assert sum(left_out.values()) == 1
 
 
 def test_a_later_label_of_the_same_kind_replaces_the_earlier_one(tmp_path: Path) -> None:
     store = LabelStore(tmp_path)
-    assert store.keep([(ONE, Kind.TAGS, ["a"]), (ONE, Kind.TEXT, ""), (TWO, Kind.TAGS, ["b"])], "x") == 0
-    assert store.keep([(ONE, Kind.TAGS, ["c"])], "y") == 1
+    assert (
+        store.keep([(ONE, Kind.TAGS, ["a"], "x"), (ONE, Kind.TEXT, "", "x"), (TWO, Kind.TAGS, ["b"], "x")])
+        == 0
+    )
+    assert store.keep([(ONE, Kind.TAGS, ["c"], "y")]) == 1
     with store.lookup() as lookup:
         found = {kind: (label.value, label.origin) for kind, label in lookup(ONE).items()}
     assert found == {Kind.TAGS: (["c"], "y"), Kind.TEXT: ("", "x")}
@@ -341,7 +442,7 @@ def test_a_later_label_of_the_same_kind_replaces_the_earlier_one(tmp_path: Path)
 
 
 def test_an_import_that_is_killed_leaves_all_or_nothing(tmp_path: Path) -> None:
-    LabelStore(tmp_path).keep([(ONE, Kind.OBJECTS, [DOG])], "before")
+    LabelStore(tmp_path).keep([(ONE, Kind.OBJECTS, [DOG], "before")])
     code = (
         "import os, sqlite3, sys\nlabels = sqlite3.connect(sys.argv[1])\nlabels.execute('PRAGMA cache_size = 1')\n"
         "rows = [(b'%32d' % n, 'tags', '[]', 'killed', 0) for n in range(20000)]\n"
@@ -360,7 +461,7 @@ def test_others_can_read_while_an_import_is_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, connect = LabelStore(tmp_path), sqlite3.connect
-    store.keep([(ONE, Kind.TAGS, ["a"])], "x")
+    store.keep([(ONE, Kind.TAGS, ["a"], "x")])
     read_meanwhile: list[tuple[int]] = []
 
     class Watched(sqlite3.Connection):
@@ -374,14 +475,14 @@ def test_others_can_read_while_an_import_is_under_way(
 
     monkeypatch.setattr(sqlite3, "connect", partial(connect, factory=Watched))
     # More than SQLite keeps in memory by itself.
-    store.keep([(b"%32d" % number, Kind.TAGS, ["x" * 1000]) for number in range(5000)], "y")
+    store.keep([(b"%32d" % number, Kind.TAGS, ["x" * 1000], "y") for number in range(5000)])
     assert read_meanwhile == [(1,)]
     assert sum(each.images for each in store.tallies()) == 5001
 
 
 def test_who_asks_whether_labels_have_changed_leaves_the_locks_of_those_who_read(tmp_path: Path) -> None:
     store = LabelStore(tmp_path)
-    store.keep([(b"%32d" % number, Kind.TAGS, ["x"]) for number in range(3)], "x")
+    store.keep([(b"%32d" % number, Kind.TAGS, ["x"], "x") for number in range(3)])
     before, reading = store.state(), store.of_kind(Kind.TAGS)
     next(reading)
     assert store.state() == before
@@ -398,7 +499,7 @@ def test_a_damaged_file_of_labels_is_named(tmp_path: Path) -> None:
     with pytest.raises(LedgerDamaged, match=f"{LABELS} is damaged: file is not a database"):
         LabelStore(tmp_path).tallies()
     (tmp_path / LABELS).unlink()
-    LabelStore(tmp_path).keep([(ONE, Kind.TAGS, ["a"])], "x")
+    LabelStore(tmp_path).keep([(ONE, Kind.TAGS, ["a"], "x")])
     with sqlite3.connect(tmp_path / LABELS) as connection:
         connection.execute("UPDATE label SET value = '[1]'")
     connection.close()

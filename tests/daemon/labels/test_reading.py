@@ -293,7 +293,7 @@ def test_what_samples_show_is_read_as_labels_of_every_kind(tmp_path: Path) -> No
     for truth in truths:
         size = (truth.width, truth.height)
         objects = [ObjectLabel(each.label, each.box) for each in truth.objects]
-        assert by_image[truth.file, Kind.OBJECTS] == (truth.file, Kind.OBJECTS, objects, size, size)
+        assert by_image[truth.file, Kind.OBJECTS] == Said(truth.file, Kind.OBJECTS, objects, size, size)
         assert by_image[truth.file, Kind.TAGS].value == truth.tags
         assert by_image[truth.file, Kind.CAPTION].value == truth.captions
         text = by_image[truth.file, Kind.TEXT].value

@@ -18,6 +18,7 @@ from daemon.layout.placement import (
     plan,
     share_out,
     size_groups,
+    size_host_groups,
     working_bytes,
 )
 from daemon.layout.slabs import CPU_SLAB, GPU_SLAB, size_slab
@@ -217,6 +218,8 @@ def test_more_pixels_are_decoded_at_once_where_the_memory_of_all_threads_allows_
     assert size_groups([large], 10) == 437_500_000
     assert size_groups([large], 2) == 5 * size_groups([large], 10)
     assert size_groups([large, small], 10) == size_groups([small], 10) == size_groups([], 1) == 200_000_000
+    assert size_host_groups(Host(16, 120_000_000_000), 10) == 500_000_000
+    assert size_host_groups(Host(4, 16_000_000_000), 6) == 200_000_000
 
 
 def count_by(spread: str, *gpus: Gpu, **host: Any) -> dict[str, int]:

@@ -26,13 +26,13 @@ OTHER = Model("ocr", "ocr-2", "")
 async def number(ledger: Ledger, inbox: Path) -> int:
     """The second model of OCR, by its number in the ledger."""
     await ledger.register([(inbox, 0)], MODELS, [OTHER])
-    ledger.look_names = ["again"]
     found = await ledger.run(lambda c: c.execute(SQL["model_id"], ("ocr", "ocr-2")).fetchone())
     return int(found[0])
 
 
 async def finish(ledger: Ledger, *paths: bytes, published: bool = True) -> list[Job]:
     """Images that are DONE and wait for a look."""
+    ledger.look_names = ["again"]
     jobs = await admit(ledger, *paths)
     await ledger.end([replace(done(job), looks=("again",)) for job in jobs])
     if published:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
 
+from daemon.core.errors import NothingFound, WrongArgument
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
 from daemon.ledger.records import Reader
+from daemon.server.control import describe_model
 from stages.contract.base import Provenance
 from stages.registry.registry import ORDER
 from tests.makers import MODELS, admit, complete, content_of, done, make_outputs
@@ -49,6 +52,32 @@ async def test_a_check_of_the_ledger_knows_models_that_came_while_it_ran(ledger:
         await start_with(ledger, NEW)
         await complete(ledger, done(after))
         assert list(reader.damaged_rows()) == []
+
+
+async def test_a_fingerprint_is_that_of_a_current_or_a_former_model_or_of_several(ledger: Ledger) -> None:
+    def model(digits: str, visiond: str, **known: Any) -> Model:
+        provenance = Provenance(name="yolov8n", visiond=visiond, **known)
+        return Model("yolo", f"sha256:{digits}", "", provenance)
+
+    others = [each for each in MODELS if each.stage != "yolo"]
+    former, latest = "0d8b9a1c00000001", "0d8b9a1cffffffff"
+    known = {"repository": "me/yolo", "commit": "abc", "license": "MIT", "dtype": "float16"}
+    await start_with(ledger, [model(former, "0.1"), *others])
+    await start_with(ledger, [model(former, "0.2", **known), *others])
+    await ledger.keep([content_of(outputs=make_outputs())])
+    await start_with(ledger, [model(latest, "0.2"), *others])
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        about = describe_model(reader, "sha256:0D8B9a1c0")
+        assert about | known == about
+        assert (about["results"], about["is_current"], about["versions"]) == (1, False, ["0.1", "0.2"])
+        about = describe_model(reader, f"sha256:{latest}")
+        assert (about["results"], about["is_current"], about["versions"]) == (0, True, ["0.2"])
+        with pytest.raises(
+            WrongArgument, match=f"begin with sha256:0d8b9a1c: .*{former}, .*{latest}. Type more"
+        ):
+            describe_model(reader, "sha256:0d8b9a1c")
+        with pytest.raises(NothingFound):
+            describe_model(reader, "sha256:0d8b9a1d")
 
 
 async def test_what_a_model_is_stays_known_when_a_repair_does_not_know_it(ledger: Ledger) -> None:

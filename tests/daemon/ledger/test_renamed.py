@@ -71,7 +71,7 @@ async def take(ledger: Ledger, *files: File) -> list[Job]:
 
 
 async def end(ledger: Ledger, job: Job, data: bytes = b"data") -> Ending:
-    [ending], _ = await ledger.end([done(job, data=data)])
+    [ending], *_ = await ledger.end([done(job, data=data)])
     return ending
 
 
@@ -198,7 +198,7 @@ async def test_a_file_that_failed_keeps_its_failure(kept: Ledger) -> None:
     await kept.end([failed(job)])
     await kept.mark_emitted([Placed(1)])
     [job] = await take(kept, found(b"b.jpg", b"a.jpg", ctime_ns=6))
-    [ending], _ = await kept.end([failed(job)])
+    [ending], *_ = await kept.end([failed(job)])
     assert (ending.is_repeat, ending.failure) == (True, None)
     assert [row[:3] for row in rows(kept)] == [(1, b"b.jpg", JobStatus.FAILED), (3, b"a.jpg", GONE)]
     [record] = await kept.owed(0, 9)

@@ -37,7 +37,7 @@ async def process(ledger: Ledger, data: bytes = b"data", *, variant: int = 3, **
     """A version of a.jpg that is read, ended and published."""
     await ledger.admit([make_file(**version)])
     [job] = await ledger.next_jobs(1, ())
-    [ending], _ = await ledger.end([done(job, variant, data)])
+    [ending], *_ = await ledger.end([done(job, variant, data)])
     if ending.status is JobStatus.DONE:
         await ledger.mark_emitted([Placed(job.id)])
     return ending
@@ -86,7 +86,7 @@ async def test_other_bytes_or_another_bin_are_a_new_version(kept: Ledger) -> Non
     assert not (await process(kept, b"other", mtime_ns=14)).is_repeat
     await kept.admit([make_file(mtime_ns=24)])
     [job] = await kept.next_jobs(1, ())
-    [ending], _ = await kept.end([replace(done(job, data=b"other"), bin="receipts")])
+    [ending], *_ = await kept.end([replace(done(job, data=b"other"), bin="receipts")])
     assert ending.status is JobStatus.DONE
     assert len(images(kept)) == 4
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from daemon.core.jobs import Ending, JobStatus
 from daemon.ledger.joining import file_row
+from daemon.ledger.record import Record
 from daemon.ledger.rows import (
     CHUNK,
     Results,
@@ -65,7 +66,7 @@ def store(connection: sqlite3.Connection, numbers: Iterable[int]) -> None:
         )
         for content in known
     ]
-    run_rows(connection, "end", [end_row(ending, b"/inbox", {}, {}) for ending in endings])
+    run_rows(connection, "end", [end_row(ending, Record.of(ending, b"/inbox", []), {}) for ending in endings])
     run_rows(connection, "emitted", [(ending.job.id,) for ending in endings])
     connection.execute("COMMIT")
 
@@ -79,12 +80,14 @@ def test_checksums_that_a_station_computed_are_those_of_the_rows(
     stored = []
     for computes in (False, True):
         ending = make(make_job(), outputs=make_outputs())
+        record: Record | None = Record.of(ending, b"/inbox", MODELS)
         if computes:
-            ending = replace(ending, checksums=checksums_of(ending, b"/inbox", MODELS))
+            ending = replace(ending, checksums=checksums_of(ending.content, record, MODELS))
+            record = None
         connection.execute("BEGIN")
         results.write(connection, [(ending.content, ending.checksums)])
         rows = connection.execute("SELECT * FROM result, content").fetchall()
-        stored.append((rows, end_row(ending, b"/inbox", results.models, results.numbers)))
+        stored.append((rows, end_row(ending, record, results.numbers)))
         connection.execute("ROLLBACK")
     assert stored[0] == stored[1]
     assert len(stored[0][0]) == len(MODELS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -13,7 +14,7 @@ from daemon.cli.bench import bench, parse_kinds
 from daemon.measure import inputs
 from daemon.measure.inputs import MeasuredInput, list_files
 from daemon.measure.place import MachineInfo, Place
-from daemon.measure.report import print_inputs
+from daemon.measure.report import describe_use, print_inputs
 from daemon.measure.steady import Steady
 from stages.contract.manifest import MANIFEST, Manifest, StageEntry, write_manifest
 from stages.scenes.inputs import DISTINCT, DRAW
@@ -53,7 +54,8 @@ def test_kinds_of_files_are_measured_one_after_another(
     assert (found["name"], found["images"], found["failed"]) == ("web", 16, 0)
     assert found["memory_images_per_second"] > 0 < found["steady"]["images_per_second"]
     assert (tmp_path / "inputs.png").stat().st_size > 1000
-    assert "web" in capsys.readouterr().out
+    assert 16 << 20 < found["host_bytes"] < 16 << 30
+    assert f"at most {found['host_bytes'] >> 20:,} MiB of the host's memory" in capsys.readouterr().out
     assert not (tmp_path / "drop").exists()
 
 
@@ -61,6 +63,20 @@ def test_no_two_files_of_a_kind_have_the_same_bytes(tmp_path: Path) -> None:
     make_originals(tmp_path)
     files = list_files(Place(tmp_path), "phone", 8)
     assert len({file.read_bytes() for file in files}) == len(files) == 8
+
+
+def test_a_kind_of_one_format_and_size_has_those_files_of_a_larger_kind_that_fit(tmp_path: Path) -> None:
+    (tmp_path / "inputs" / "phone").mkdir(parents=True)
+    for number in range(32):
+        (tmp_path / "inputs" / "phone" / f"phone-0-{number:06}.jpg").write_bytes(
+            b"P6\n1 1\n255\n%03d" % number
+        )
+    files = list_files(Place(tmp_path), "phone-48", 5)
+    assert [file.name.partition("-")[2] for file in files] == [
+        f"phone-0-0000{number}.jpg" for number in (15, 31, 15, 31, 15)
+    ]
+    assert len({file.read_bytes() for file in files}) == 5
+    assert len(list_files(Place(tmp_path), "phone-12", 30)) == 30
 
 
 def test_a_mixture_has_all_kinds_in_an_order_that_is_always_the_same(tmp_path: Path) -> None:
@@ -72,23 +88,26 @@ def test_a_mixture_has_all_kinds_in_an_order_that_is_always_the_same(tmp_path: P
     assert files == list_files(Place(tmp_path), "mixed", 10)
 
 
-def test_a_mixture_is_compared_with_its_parts_by_their_shares() -> None:
-    def measured(name: str, rate: float) -> MeasuredInput:
-        steady = Steady(images_per_second=rate, slowest=rate, fastest=rate)
-        return MeasuredInput(
-            name=name,
-            images=1,
-            failed=0,
-            megabytes=1.0,
-            rates=[rate],
-            steady=steady,
-            whole_images_per_second=rate,
-            memory_images_per_second=None,
-        )
+def measured(name: str, rate: float, **figures: Any) -> MeasuredInput:
+    steady = Steady(images_per_second=rate, slowest=rate, fastest=rate, **figures)
+    return MeasuredInput(
+        name=name,
+        images=3,
+        failed=1,
+        megabytes=1.0,
+        rates=[rate],
+        steady=steady,
+        whole_images_per_second=rate,
+        host_bytes=5 << 20,
+        memory_images_per_second=None,
+    )
 
+
+def test_a_mixture_is_compared_with_its_parts_by_their_shares() -> None:
     parts = [measured(name, 100.0) for name in inputs.PARTS[:-1]] + [measured("scan", 10.0)]
     files = [Path("phone-1.jpg"), Path("web-1.jpg"), Path("scan-1.jpg"), Path("scan-2.jpg")]
     assert inputs._expect(files, parts) == pytest.approx(4 / (2 / 100 + 2 / 10))
+    assert inputs._expect(files, [*parts, measured("phone-12", 1.0)]) == inputs._expect(files, parts)
     assert inputs._expect(files, parts[1:]) is None
 
 
@@ -101,31 +120,27 @@ def test_without_documents_no_pdf_is_measured(tmp_path: Path, monkeypatch: pytes
     assert {file.suffix for file in list_files(Place(tmp_path), "scan", 8)} == {".jpg", ".pdf"}
 
 
+def test_cpu_time_is_shown_by_kind_of_process() -> None:
+    spent = {"daemon": 1.5, "workers": 2000.0}
+    shown = describe_use(measured("web", 5.0, cpu_milliseconds_by_kind=spent))
+    assert shown == "CPU ms an image: daemon 1.5, workers 2,000.0; at most 5 MiB of the host's memory"
+
+
 def test_the_table_says_what_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
-    steady = Steady(images_per_second=5, slowest=4, fastest=6)
-    short = MeasuredInput(
-        name="web",
-        images=3,
-        failed=1,
-        megabytes=0.2,
-        rates=[5.0],
-        steady=steady,
-        whole_images_per_second=4,
-        memory_images_per_second=9.0,
-    )
     machine = MachineInfo([], None, "2.0", "3.11", 16)
     report = inputs.InputsReport(
-        command=[], version="", commit=None, machine=machine, pack="", inputs=[short]
+        command=[], version="", commit=None, machine=machine, pack="", inputs=[measured("web", 5.0)]
     )
     print_inputs(report)
     shown = " ".join(capsys.readouterr().out.split())
     assert "no GPU" in shown
     assert "web: what limits is not known: the run was too short" in shown
     assert "web: 1 image failed" in shown
+    assert "web: CPU ms an image: not known; at most 5 MiB of the host's memory" in shown
 
 
 def test_a_kind_that_does_not_exist_is_refused() -> None:
-    assert parse_kinds("mixed, web") == ["web", "mixed"]
+    assert parse_kinds("mixed, web,phone-48") == ["web", "phone-48", "mixed"]
     with pytest.raises(typer.BadParameter, match="--inputs does not know phones; write some of standard,web"):
         parse_kinds("phones,web")
 

@@ -1,8 +1,9 @@
-"""When the meter's clock starts."""
+"""When the meter's clock starts, and what memory it counts."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from daemon.config.loading import parse
 from daemon.measure import meter as module
-from daemon.measure.meter import Meter
+from daemon.measure.meter import Meter, measure_shared
 from daemon.monitoring.snapshot import Snapshot, WorkerState
 from tests.daemon_process import Place as FakePlace
 
@@ -35,3 +36,14 @@ def test_the_clock_starts_when_the_first_worker_is_ready_however_late_that_is_se
     with Meter(os.getpid(), parse(FakePlace(tmp_path).settings, tmp_path)) as meter:
         assert seen.wait(10)
     assert meter.loaded_at == 1_000_001.5
+
+
+def test_memory_that_processes_share_counts_once() -> None:
+    before, fd = measure_shared([os.getpid()]), os.memfd_create("shared")
+    try:
+        os.write(fd, bytes(3 << 20))
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[fd]) as child:
+            assert measure_shared([os.getpid(), child.pid]) == before + (3 << 20)
+            assert measure_shared([child.pid]) == 3 << 20
+    finally:
+        os.close(fd)

@@ -51,7 +51,11 @@ def watched(seconds: int = 101, **more: Any) -> Meter:
     idle = {"in_flight": 300, "occupied": 0.0, "waiting": {"input": 1.0}, "cores": 8}
     moments = [
         Moment(
-            **{"at": 5000.0 + at, "ended": 10 * at, "cpu_seconds": {"workers": 6.0 * at}}
+            **{
+                "at": 5000.0 + at,
+                "ended": 10 * at,
+                "cpu_seconds": {"workers": 4.8 * at, "unpackers": 1.2 * at},
+            }
             | (busy if at >= 15 else idle)
         )
         for at in range(seconds)
@@ -69,6 +73,9 @@ def test_what_the_daemon_measured_in_the_middle_of_a_run_counts() -> None:
     assert (steady.limited_by, steady.shares["workers"]) == ("workers", 1.0)
     assert (steady.gpu_busy, steady.cores_busy) == pytest.approx((0.4, 6 / 8))
     assert steady.cpu_milliseconds == pytest.approx(600)
+    assert steady.cpu_milliseconds_by_kind == pytest.approx(
+        {"daemon": 0, "workers": 480, "decoders": 0, "unpackers": 120}
+    )
     assert judge(watched()).gpu_busy is None
 
 

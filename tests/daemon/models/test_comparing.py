@@ -181,7 +181,9 @@ def test_the_answers_are_those_that_a_redo_gives(place: Place) -> None:
     )
 
 
-def test_a_sample_has_the_shares_of_its_images_and_an_interval_and_the_whole_ledger_has_none(place: Place) -> None:
+def test_a_sample_has_the_shares_of_its_images_and_an_interval_and_the_whole_ledger_has_none(
+    place: Place,
+) -> None:
     sampled, whole = compare(place, "--sample", "25"), compare(place)
     drawn = {each["id"] for each in sampled["most_changed"]}
     other = [each["is_other"] for each in whole["most_changed"] if each["id"] in drawn]
@@ -227,7 +229,7 @@ def test_labels_of_people_say_which_answers_are_nearer(place: Place) -> None:
         for image, digest in changed
     }
     LabelStore(place.folder / "state").keep(
-        [(digest, Kind.OBJECTS, boxes) for digest, boxes in stored.items()], "file"
+        [(digest, Kind.OBJECTS, boxes, "file") for digest, boxes in stored.items()]
     )
     found = compare(place)
     assert (found["labelled"], found["nearer_to_labels"], found["farther_from_labels"]) == (3, 0, 3)

@@ -6,21 +6,30 @@ from typing import Any
 
 import pytest
 
-from daemon.monitoring.limits import IN_DAEMON, IN_DECODERS, IN_WORKERS, PARTS, Limit, Moment, find_limit
+from daemon.monitoring.limits import (
+    IN_DAEMON,
+    IN_DECODERS,
+    IN_UNPACKERS,
+    IN_WORKERS,
+    PARTS,
+    Limit,
+    Moment,
+    find_limit,
+)
 from daemon.monitoring.metrics import Metrics
 
 
 def work(
-    seconds: int = 10, *, start: int = 0, cpu: tuple[float, float, float] = (0.1, 0.2, 0.1), **more: Any
+    seconds: int = 10, *, start: int = 0, cpu: tuple[float, ...] = (0.1, 0.2, 0.1), **more: Any
 ) -> list[Moment]:
-    """On eight cores, ten images a second. cpu: cores of decoders, workers and the daemon."""
+    """On eight cores, ten images a second. cpu: cores of decoders, workers, the daemon and unpackers."""
     usual: dict[str, Any] = {"in_flight": 300, "occupied": 1.0, "decoders": 4, "cores": 8} | more
-    kinds = (IN_DECODERS, IN_WORKERS, IN_DAEMON)
+    kinds = (IN_DECODERS, IN_WORKERS, IN_DAEMON, IN_UNPACKERS)
     return [
         Moment(
             **{"at": float(at), "ended": 10 * at}
             | usual
-            | {"cpu_seconds": {kind: at * cores for kind, cores in zip(kinds, cpu, strict=True)}}
+            | {"cpu_seconds": {kind: at * cores for kind, cores in zip(kinds, cpu, strict=False)}}
         )
         for at in range(start, start + seconds)
     ]
@@ -54,6 +63,7 @@ HALF: dict[str, Any] = {"gpu_busy": 0.5}
         (work(**HALF, cpu=(1, 6, 0.5)), "workers", 1.0),
         (work(**HALF, decoders=20, cpu=(5, 2, 0.5)), "decode", 0.625),
         (work(**HALF, cpu=(1, 2, 4.5), occupied=0.5, waiting={"publish": 0.02}), "publish", 0.02),
+        (work(**HALF, cpu=(1, 2, 1, 3.5), occupied=0.5, waiting={"publish": 0.02}), "read", 0.0),
     ],
     ids=[
         "an idle daemon",
@@ -77,6 +87,7 @@ HALF: dict[str, Any] = {"gpu_busy": 0.5}
         "a GPU's workers use the cores",
         "decoders use the cores",
         "the daemon uses the cores",
+        "unpacking uses the cores",
     ],
 )
 def test_what_limits_the_rate(moments: list[Moment], part: str, share: float | None) -> None:

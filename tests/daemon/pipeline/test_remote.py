@@ -18,8 +18,8 @@ import pytest
 
 from daemon.config.loading import parse
 from daemon.core.errors import NoWorkersLeft
-from daemon.core.jobs import Committed, Ending, Job, JobStatus, Placed
-from daemon.ledger.record import Record
+from daemon.core.jobs import Ending, Job, JobStatus, Placed
+from daemon.ledger.record import Committed, Record
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline import remote, wire
 from daemon.pipeline.schedule import Schedule
@@ -242,8 +242,8 @@ class Recorder:
         return self.schedule.take(station, 2, {1}, 0.0)
 
     async def end(self, endings: list[Ending]) -> Committed:
-        committed = Committed(endings, {ending.job.id for ending in endings})
-        self.schedule.end(*committed)
+        committed = Committed(endings, {ending.job.id for ending in endings}, {})
+        self.schedule.end(committed.endings, committed.newest)
         return committed
 
     def record_of(self, ending: Ending) -> Record:

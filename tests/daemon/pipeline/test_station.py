@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from daemon.core.messages import Outcome, Output, Reply
+from daemon.core.messages import Beat, Outcome, Output, Reply
 from daemon.core.slab import Slab
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline.station import Station
@@ -28,3 +28,15 @@ async def test_results_are_in_the_order_of_the_stages_also_if_the_ledger_had_som
     attempt, reply = make_attempt(make_job(), had), Reply(1, [Outcome("PPM", 8, 8, said)], [])
     await station.advance(cast(Any, SimpleNamespace(name="w")), "cpu", [attempt], reply)
     assert list(attempt.content.outputs) == ["ocr", *plug_ins]
+
+
+def test_what_a_worker_has_prepared_for_its_gpu_is_in_the_metrics() -> None:
+    metrics, prepared = Metrics(), {"plan": 3, "compilation": 1}
+    worker = SimpleNamespace(loaded=True, beat=Beat(1, prepared=prepared), looked_at=0.0)
+    seat = SimpleNamespace(worker=worker, setup=SimpleNamespace(name="all/0"))
+    lane = cast(Any, SimpleNamespace(pool=SimpleNamespace(seats=[seat])))
+    Station(Slab(64), [lane], Judge(Thresholds()), {}, metrics).measure()
+    assert {
+        kind: metrics.value("visiond_worker_preparations", worker="all/0", preparation=kind)
+        for kind in ("plan", "recording", "compilation")
+    } == {**prepared, "recording": 0}

@@ -31,12 +31,12 @@ def files_in(root: Path, *folders: str) -> list[str]:
 def renamed(root: Path, destination: Destination, **fields: object) -> Record:
     """An image that was published as a.jpg, and then as b.jpg."""
     record = drop(root, **fields)  # type: ignore[arg-type]
-    destination.publish(record)
+    destination.publish(record, set())
     target = root / "inbox" / "b.jpg"
     os.rename(root / "inbox" / "a.jpg", target)
     place = {"path": b"b.jpg", "location": os.fsencode(target), "version": Version.of(target.stat())}
     record = replace(record, former=(b"a.jpg",), **place)  # type: ignore[arg-type]
-    destination.publish(record)
+    destination.publish(record, set())
     return record
 
 
@@ -63,7 +63,7 @@ async def test_a_reason_under_the_old_name_is_removed(tmp_path: Path) -> None:
 async def test_what_a_new_file_has_under_the_old_name_stays(tmp_path: Path, bins: str) -> None:
     destination = open_destination(tmp_path, bins)
     record = renamed(tmp_path, destination)
-    destination.publish(drop(tmp_path, data=b"new", id=8))
+    destination.publish(drop(tmp_path, data=b"new", id=8), set())
     clear_former([record], {1: destination})
     assert files_in(tmp_path, "results", "bins") == [
         "bins/A/a.jpg",
@@ -100,7 +100,7 @@ class Site:
     async def rename(self, old: str, new: str, data: bytes) -> None:
         """The file has another name, and its row too, but nothing is published yet."""
         os.rename(self.root / "inbox" / old, self.root / "inbox" / new)
-        [ending], _ = await self.ledger.end([done(await self.take(self.file(new, old)), data=data)])
+        [ending], *_ = await self.ledger.end([done(await self.take(self.file(new, old)), data=data)])
         assert ending.is_repeat
         self.publisher.note_renamed({self.number})
 

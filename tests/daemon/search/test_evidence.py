@@ -67,8 +67,8 @@ def digest_of(name: str, size: int = 3) -> bytes:
 
 
 def say(place: Place, origin: str = "me", **captions: str) -> None:
-    said = [(digest_of(f"{name}.jpg"), Kind.CAPTION, [text]) for name, text in captions.items()]
-    LabelStore(place.state).keep(said, origin)
+    said = [(digest_of(f"{name}.jpg"), Kind.CAPTION, [text], origin) for name, text in captions.items()]
+    LabelStore(place.state).keep(said)
 
 
 def test_an_order_names_a_signal_a_stage_or_both_in_any_order() -> None:

@@ -17,6 +17,7 @@ from daemon.config.ignored import Ignored
 from daemon.core.jobs import GONE, Extent, JobStatus, Read, Version
 from daemon.core.slab import Slab
 from daemon.inbox.bucket import BucketOrigin, is_version, version_of
+from daemon.inbox.origin import origin_of
 from daemon.inbox.walk import Unread, Walk
 from daemon.server.page.pictures import NoPicture, read_source
 from tests.daemon.stores.server import (
@@ -300,6 +301,19 @@ def test_a_store_that_is_away_is_reported_once_and_holds_up_no_other_inbox(
     assert not [
         file for file in tmp_path.rglob("*") if file.is_file() and b"only-for-tests" in file.read_bytes()
     ]
+
+
+def test_only_the_origin_that_waits_for_a_store_counts_its_silence(
+    bucket: Bucket, proxy: FaultyProxy, prefix: str, slab: Slab
+) -> None:
+    put(bucket, prefix, {"a.jpg": b"bytes"})
+    first, second = [origin_of(f"s3://{BUCKET}/{prefix}".encode()) for _ in range(2)]
+    assert isinstance(first, BucketOrigin)
+    (found, _), silences = listed(first), list[tuple[float, float]]()
+    proxy.fault = lambda asked: silences.append((first.silent_seconds(), second.silent_seconds()))
+    assert read(first, slab, found) == {b"a.jpg": digest_of(b"bytes")}
+    [(of_first, of_second)] = silences
+    assert of_first > 0 == of_second
 
 
 def test_a_store_that_does_not_answer_holds_up_no_other_inbox(

@@ -87,14 +87,29 @@ def test_a_gpus_decoder_is_opened_while_the_models_load(
     assert opened == [device] * opens
 
 
-def test_what_a_gpu_decodes_is_in_larger_groups_than_what_needs_the_hosts_memory() -> None:
-    def sizes(*formats: str) -> list[int]:
-        entries = [module.InFlight(Header(name, 10_000, 10_000, 1)) for name in formats]
-        return [len(group) for group in module._groups(entries, 100, 5 * 10**8)]
+def group_sizes(*formats: str, side: int = 10_000, most: int = 100) -> list[int]:
+    entries = [module.InFlight(Header(name, side, side, 1)) for name in formats]
+    setup = Setup("w", "cpu", [], 0, 1, 1, Limits(), None, group_pixels=5 * 10**8)
+    return [len(group) for group in module._groups(entries, most, setup)]
 
-    assert sizes(*["JPEG"] * 12) == [5, 5, 2]
-    assert sizes(*["PNG"] * 5) == [2, 2, 1]
-    assert sizes("PNG", "JPEG", "PNG", "JPEG", "PNG", "JPEG") == [4, 2]
+
+def test_what_a_gpu_decodes_is_in_larger_groups_than_what_needs_the_hosts_memory() -> None:
+    assert group_sizes(*["JPEG"] * 12) == [5, 5, 2]
+    assert group_sizes(*["PNG"] * 5) == [2, 2, 1]
+    assert group_sizes("PNG", "JPEG", "PNG", "JPEG", "PNG", "JPEG") == [4, 2]
+
+
+def test_a_batch_is_split_where_a_gpu_has_to_fill_up_no_group() -> None:
+    assert group_sizes(*["JPEG"] * 128, side=4_000) == [16] * 8  # 31 would fit
+    assert group_sizes(*["JPEG"] * 128, side=3_500) == [32] * 4  # 40
+    assert group_sizes(*["JPEG"] * 128, side=2_200) == [96, 32]  # 103
+    assert group_sizes(*["JPEG"] * 40, side=3_500) == [40]
+    assert group_sizes(*["JPEG"] * 60, side=1_000, most=25) == [16, 16, 16, 12]
+    assert group_sizes(*["JPEG"] * 30, side=6_000) == [
+        13,
+        13,
+        4,
+    ]  # a small one takes a GPU as long as a full one
 
 
 def test_a_batch_size_that_did_not_fit_is_not_tried_again() -> None:

@@ -21,6 +21,7 @@ from PIL import Image
 
 from stages.contract.base import Header, ImageError, Limits, Reason
 from stages.images import decoder as decoder_module
+from stages.images import sandbox
 from stages.images.decoder import Decoder, Decoders
 from stages.images.images import inspect
 from tests.daemon_process import PATIENCE, wait_for
@@ -46,7 +47,7 @@ ROOT = Path(__file__).parents[3]
 
 SABOTAGE = """
 import fcntl, os, resource, signal, socket, sys, time
-from stages.images import decoder, pixels
+from stages.images import decoder, pixels, sandbox
 
 def misbehave(data, header, out, honest=pixels.write_pixels):
     if header.width == 13:
@@ -347,7 +348,7 @@ def test_the_child_is_confined(make: Callable[..., Decoder]) -> None:
         line[:26].strip(): line[26:].split()[:2] for line in (child / "limits").read_text().splitlines()
     }
     assert limits["Max core file size"] == limits["Max file size"] == ["0", "0"]
-    assert limits["Max open files"] == [str(decoder_module.OPEN_FILES)] * 2
+    assert limits["Max open files"] == [str(sandbox.OPEN_FILES)] * 2
     assert limits["Max address space"] == [str(LIMITS.decode_bytes)] * 2
     assert int(limits["Max cpu time"][0]) <= LIMITS.decode_seconds + 2
     assert (child / "oom_score_adj").read_text() == "1000\n"
@@ -429,7 +430,7 @@ def test_a_child_that_no_seccomp_fits_still_opens_no_file(make: Callable[..., De
         pytest.skip("this kernel has no Landlock")
     command = sabotaged("open('/etc/passwd')")
     command[-1] = command[-1].replace(
-        "decoder.main", "decoder.keep_system_calls = lambda: None\ndecoder.main"
+        "decoder.main", "sandbox.keep_system_calls = lambda: None\ndecoder.main"
     )
     decoder = make(command=command)
     with pytest.raises(ImageError, match="Permission denied"):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,23 @@ def test_a_gpu_sees_batches_of_few_sizes_which_are_at_most_half_empty() -> None:
     sizes = [devices.padded_size(count) for count in range(1, 129)]
     assert sorted(set(sizes)) == [1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 112, 128]
     assert all(count <= size < 2 * count for count, size in enumerate(sizes, 1))
+
+
+def test_each_size_that_is_new_to_a_thread_and_each_kernel_that_is_compiled_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(devices, "PREPARED", prepared := Counter[str]())
+
+    def work() -> None:
+        for count in (16, 32, 16, 32, 16):
+            devices.note_plan((count, 3, 224, 224))
+
+    for thread in [threading.Thread(target=work) for _ in range(2)]:
+        thread.start()
+        thread.join()
+    for cache_hit in (True, False, True):
+        devices.note_compilation(src=None, times=None, cache_hit=cache_hit)
+    assert prepared == {"plan": 4, "compilation": 1}
 
 
 def test_batches_are_as_full_as_allowed() -> None:

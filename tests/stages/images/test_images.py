@@ -5,8 +5,9 @@ import io
 import re
 import subprocess
 import sys
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from stages.contract.base import Header, ImageError, Limits, Reason
+from stages.contract.base import Header, ImageError, Limits, OutOfMemory, Reason
 from stages.images import formats, images
 from stages.images.decoder import Decoders
 from stages.images.devices import run_in_background
@@ -209,6 +210,69 @@ def test_a_batch_keeps_its_order_when_an_image_is_broken(decoders: Decoders) -> 
     assert (first.shape, third.shape) == ((3, 10, 20), (3, 40, 30))
     assert first.dtype is torch.uint8
     assert first.is_contiguous()
+
+
+class PacedDecoders(Decoders):
+    """One, which decodes nothing before it may."""
+
+    def __init__(self) -> None:
+        super().__init__(1, LIMITS)
+        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
+        self.begun = self.ended = 0
+
+    def _decode(self, entry: tuple[memoryview, Header]) -> np.ndarray | ImageError:
+        self.begun += 1
+        self.has_begun.set()
+        assert self.may_go_on.wait(30)
+        answer = super()._decode(entry)
+        self.ended += 1
+        return answer
+
+
+@pytest.fixture
+def paced() -> Iterator[PacedDecoders]:
+    pool = PacedDecoders()
+    yield pool
+    pool.may_go_on.set()
+    pool.close()
+
+
+def let_a_gpu_do_jpegs(monkeypatch: pytest.MonkeyPatch, call: Callable[[], dict[int, torch.Tensor]]) -> None:
+    """A fake one; call: what its decoder does."""
+
+    def find(_: object, batch: Sequence[Encoded]) -> list[int]:
+        return [place for place, (_, header) in enumerate(batch) if header.format == "JPEG"]
+
+    monkeypatch.setattr(images, "_find_jpegs_for", find)
+    monkeypatch.setattr(images, "_decode_on_own_stream", lambda *_: call())
+
+
+def test_the_hosts_decoders_are_at_work_while_the_gpus_decoder_is(
+    paced: PacedDecoders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call() -> dict[int, torch.Tensor]:
+        assert paced.has_begun.wait(30), "the host waits for the GPU"
+        paced.may_go_on.set()
+        return {0: torch.zeros(3, 5, 6)}  # and the other JPEG is refused
+
+    let_a_gpu_do_jpegs(monkeypatch, call)
+    batch = [entry(jpeg(picture(6, 5))), entry(png(picture(20, 10))), entry(jpeg(picture(30, 40)))]
+    sizes = [pixels.shape for pixels in decode(batch, "cpu", paced) if isinstance(pixels, torch.Tensor)]
+    assert sizes == [(3, 5, 6), (3, 10, 20), (3, 40, 30)]
+
+
+def test_when_the_gpu_has_no_memory_the_host_soon_reads_no_bytes_any_more(
+    paced: PacedDecoders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call() -> dict[int, torch.Tensor]:
+        assert paced.has_begun.wait(30)
+        paced.may_go_on.set()  # it starts a child first, which takes a while
+        raise OutOfMemory("the GPU is full")
+
+    let_a_gpu_do_jpegs(monkeypatch, call)
+    with pytest.raises(OutOfMemory):
+        decode([entry(jpeg()), *[entry(png(picture(20, 10)))] * 3], "cpu", paced)
+    assert (paced.begun, paced.ended) == (1, 1)
 
 
 def test_an_empty_batch_decodes_to_nothing(decoders: Decoders) -> None:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from stages.scenes import inputs
-from stages.scenes.inputs import DRAW, copy_inputs, stamp
+from stages.scenes.inputs import DRAW, UNIFORM, copy_inputs, draw_phone, is_of, stamp, write_inputs
 
 
 def draw(kind: str, index: int) -> tuple[str, bytes]:
@@ -31,6 +31,46 @@ def test_photographs_of_a_phone_have_every_orientation(monkeypatch: pytest.Monke
     images = [Image.open(io.BytesIO(draw("phone", index)[1])) for index in range(16)]
     assert {image.getexif()[0x0112] for image in images} == set(range(1, 9))
     assert [ImageOps.exif_transpose(image).size for image in images] == [(403, 302)] * 15 + [(806, 604)]
+
+
+def test_photographs_of_48_megapixels_that_are_written_have_every_orientation_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only these are drawn here, and small, as the others take long."""
+    monkeypatch.setattr(inputs, "LARGE_PHONE", (806, 604))
+    monkeypatch.setitem(
+        DRAW, "phone", lambda *which: draw_phone(*which) if is_of("phone-48", which[1]) else (".jpg", b"")
+    )
+    monkeypatch.setattr(inputs, "map_processes", lambda work, count, _: map(work, range(count)))
+    write_inputs(tmp_path / "all", "phone", 0)
+    copy_inputs(tmp_path / "all", tmp_path / "large", "phone-48", 8)
+    found = [
+        Image.open(io.BytesIO(file.read_bytes())).getexif()[0x0112] for file in (tmp_path / "large").iterdir()
+    ]
+    assert (len(list((tmp_path / "all").iterdir())), sorted(found)) == (128, list(range(1, 9)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "format", "size"),
+    [
+        ("phone-12", "JPEG", (403, 302)),
+        ("phone-48", "JPEG", (806, 604)),
+        ("screen-photo", "PNG", (1920, 1080)),
+        ("screen-window", "PNG", (1920, 1080)),
+        ("scan-jpeg", "JPEG", (2480, 3508)),
+        ("scan-tiff", "TIFF", (2480, 3508)),
+    ],
+)
+def test_each_kind_of_one_format_and_size_has_no_other(
+    monkeypatch: pytest.MonkeyPatch, kind: str, format: str, size: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(inputs, "PHONE", (403, 302))
+    monkeypatch.setattr(inputs, "LARGE_PHONE", (806, 604))
+    _, turns = UNIFORM[kind]
+    for index in {turns[0], turns[-1]}:
+        _, data = draw(kind.partition("-")[0], index)
+        image = Image.open(io.BytesIO(data))
+        assert (image.format, ImageOps.exif_transpose(image).size) == (format, size)
 
 
 def test_a_photograph_of_12_megapixels_has_about_three_megabytes() -> None:
@@ -66,6 +106,6 @@ def test_copies_have_the_names_and_suffixes_of_their_originals(tmp_path: Path) -
     (tmp_path / "originals").mkdir()
     for name in ("a.tif", "b.pdf"):
         (tmp_path / "originals" / name).write_bytes(b"II*\x00")
-    copy_inputs(tmp_path / "originals", tmp_path / "copies", 3)
+    copy_inputs(tmp_path / "originals", tmp_path / "copies", "scan", 3)
     names = sorted(file.name for file in (tmp_path / "copies").iterdir())
     assert names == ["000000-a.tif", "000001-b.pdf", "000002-a.tif"]

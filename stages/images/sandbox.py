@@ -1,4 +1,5 @@
-"""Limits a decoder's child to the system calls that it needs, by seccomp(2). All others fail with EPERM.
+"""Confines a child that reads users' files: limits on memory, CPU time and files, and, by seccomp(2), the few system calls
+that it needs. All others fail with EPERM.
 
 The child can then not open, create, remove or look up a file, make a socket, start a program or a process,
 reach another process, or change its own limits. Landlock forbids files and connections once more, also on machines
@@ -7,12 +8,31 @@ whose numbers of system calls are not listed here.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
+import importlib
 import os
+import resource
+import signal
 import struct
+import time
+from math import ceil, inf
+from pathlib import Path
 
+from stages.contract.base import Limits
+from stages.contract.processes import die_with
+
+START_SECONDS = 30.0  # of a child
+WALL_PER_CPU_SECOND = 2.0  # a child may wait for the processor as long as it runs on it
+DETAIL_CHARACTERS = 300  # of what a library says of a file
+OPEN_FILES = 32
+CPU_CLOCK = 2  # of a process, in the number of its clock (linux/posix-timers.h)
+# What Pillow and Python import only for some files.
+LATE = ("copy", "colorsys", "encodings.latin_1", "encodings.utf_16", "encodings.ascii", "encodings.cp437")
+
+PR_SET_NO_NEW_PRIVS = 38
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 ALLOW, REFUSE, UNKNOWN = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 # Opcodes of classic BPF.
@@ -52,6 +72,53 @@ CLONE3 = (435, 435)
 CREATE_RULESET, RESTRICT_SELF = 444, 446  # of Landlock, on every machine
 ALL_FILES = (1 << 13, 1 << 14, 1 << 15, 1 << 15, 1 << 16)  # accesses that versions 1, 2, … know, plus one
 ALL_NETWORK, ALL_SCOPES = 0b11, 0b11  # TCP from version 4 on; foreign sockets and signals from version 6 on
+
+
+def confine(parent: int, limits: Limits) -> None:
+    """Give up what decoding does not need, and die with the parent."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        # The parent decides; a terminal signals the whole group.
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError):  # a read-only /proc
+        # Out of memory, the kernel should kill this process first.
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    die_with(parent)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    lower_limit(resource.RLIMIT_CORE, 0)
+    lower_limit(resource.RLIMIT_NOFILE, OPEN_FILES)
+    lower_limit(resource.RLIMIT_AS, limits.decode_bytes)
+
+
+def seal() -> None:
+    """From here on the libraries' warnings are dropped, no file can be written and,
+    if the kernel supports it, none opened. So what the libraries import only when they need it is imported before."""
+    for module in LATE:
+        importlib.import_module(module)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    os.close(null)
+    lower_limit(resource.RLIMIT_FSIZE, 0)
+    forbid_files()
+    keep_system_calls()
+
+
+def lower_limit(which: int, most: int) -> None:
+    """Set a resource limit for good, unless a lower one is in force."""
+    _, hard = resource.getrlimit(which)
+    limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(which, (limit, limit))
+
+
+def allow_cpu_seconds(pid: int, seconds: float) -> None:
+    """Make the kernel send SIGXCPU to a child when it has used this much more CPU time (the kernel counts whole
+    seconds). The child itself may not do this. math.inf: as much as it wants."""
+    with contextlib.suppress(OSError):  # it has died
+        _, hard = resource.prlimit(pid, resource.RLIMIT_CPU)
+        most = hard
+        if seconds != inf:
+            used = time.clock_gettime(~pid << 3 | CPU_CLOCK)
+            most = ceil(used + seconds) if hard == resource.RLIM_INFINITY else min(ceil(used + seconds), hard)
+        resource.prlimit(pid, resource.RLIMIT_CPU, (most, hard))
 
 
 def keep_system_calls() -> None:
