@@ -295,7 +295,8 @@ def time_order(folder: Path, images: int) -> None:
                     f"asked again {statistics.median(kept):4.0f} ms"
                 )
         started, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        ordered = array("q", searcher.all_disagreeing(parse(""), "disagreement"))
+        found_all, _ = searcher.all_disagreeing(parse(""), "disagreement")
+        ordered = array("q", itertools.chain.from_iterable(found_all))[::2]
         more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
         print(
             f"all {len(ordered):,} in order: {time.process_time() - started:.1f} s of CPU, {more:,} MiB more"

@@ -8,9 +8,9 @@ import sys
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -69,6 +69,7 @@ from daemon.terminal.options import (
 
 if TYPE_CHECKING:
     from daemon.config.loading import Config
+    from daemon.exports.answered import Explain
     from daemon.exports.choice import FindFirst
     from daemon.ledger.records import Reader
     from daemon.monitoring.snapshot import Snapshot
@@ -270,7 +271,7 @@ def export(
       visiond export --format jsonl -
       visiond export --ratio A=0.4,B=0.4,C=0.2 results.parquet
       visiond export results.lance
-      visiond export --format yolo --where "object_count > 0" dataset
+      visiond export --format yolo --where "object_score('dog') > 0.8" dogs
       visiond export --unique --near 0.95 results.csv
       visiond export -f label-studio --order disagreement --limit 500 tasks
     """
@@ -337,20 +338,28 @@ def _find_first(
     progress: Progress,
     bins: Sequence[str],
     among: Collection[int] | None,
-) -> Sequence[int]:
-    """The images of these bins, or among these, in which something disagrees, what disagrees most first."""
+) -> tuple[Sequence[int], Explain]:
+    """The images of these bins, or among these, in which something disagrees, what disagrees most first; and what says what
+    that is."""
     from daemon.search.opening import make_searcher
     from daemon.search.query import Query
 
     progress.begin("images")
     with contextlib.closing(make_searcher(config, reader, by_meaning=False)) as searcher:
         searcher.catch_up(progress.step)
-        images = searcher.all_disagreeing(Query().narrowed(bin=bins), order)
-        wanted = (image for image in images if among is None or image in among)
-        found = array("q", islice(wanted, limit))
+        images, ranking = searcher.all_disagreeing(Query().narrowed(bin=bins), order)
+        wanted = (each for each in images if among is None or each[0] in among)
+        found = array("q", chain.from_iterable(islice(wanted, limit)))
     progress.begin("rows")
     print_warning(searcher.index.trouble)
-    return found
+    ids, last = found[::2], 0
+
+    def explain_next(image: int) -> Mapping[str, Any]:
+        nonlocal last
+        last = ids.index(image, last)
+        return ranking.evidence_at(found[2 * last + 1])._asdict()
+
+    return ids, explain_next
 
 
 def _find_near(

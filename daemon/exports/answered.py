@@ -18,6 +18,7 @@ from stages.contract.base import UNFAMILIAR
 from stages.contract.binning import has_text, likely_tags, sure_text_of
 from stages.registry.registry import kind_of
 
+Explain = Callable[[int], Mapping[str, Any] | None]  # signal, stage and score of what disagrees in an image
 Write = Callable[[Path, Iterator["Answered"]], None]  # makes the files of a format in an empty folder
 
 # Characters that XML does not have.

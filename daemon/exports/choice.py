@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 import functools
 import itertools
 import math
 import random
-import re
-import secrets
 import sqlite3
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +17,9 @@ import msgspec
 from daemon.core.errors import LedgerDamaged, WrongArgument
 from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus
+from daemon.exports.answered import Explain
 from daemon.exports.columns import ExportColumns
+from daemon.exports.conditions import open_condition, reads_near
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
 from daemon.ledger.statements import run_rows
@@ -29,13 +27,11 @@ from stages.contract.binning import BINS
 
 CHUNK = 1024  # images for which a condition is evaluated at once
 DRAWN = 256  # images that are looked up at once
-STEPS = 1_000_000  # of SQLite's virtual machine, between two looks for Ctrl-C
-LARGEST = 2**63 - 1  # whole number of SQLite
-_TEXT, _QUOTED = re.compile(r"'(?:[^']|'')*'"), re.compile(r'"([^"]*)"')
 # From numbers of images to the best image of the group of each that is near a better one, and the nearness of the two.
 FindNear = Callable[[Sequence[int]], Mapping[int, tuple[int, float]]]
-# From bins, and numbers of images or None for all, to those of them that a person should look at, in that order.
-FindFirst = Callable[[Sequence[str], Collection[int] | None], Sequence[int]]
+# From bins, and numbers of images or None for all, to those of them that a person should look at, in that order; and what says
+# of them why, one after another.
+FindFirst = Callable[[Sequence[str], Collection[int] | None], tuple[Sequence[int], Explain]]
 SEED = 0  # so that a mix leaves out the same images each time
 
 
@@ -66,22 +62,23 @@ class Chosen:
 
     total: how many there are, before any is found damaged; known when the first is passed. models: those of the images that
     were passed so far. better: what `near` of the choice has found; known when the first is passed. columns: also for that.
+    by_near: the conditions that ask for it. has_columns_only: nothing else does.
     """
 
     def __init__(self, reader: Reader, choice: ExportChoice, columns: ExportColumns) -> None:
         """Raises WrongArgument."""
-        self._reader, self._choice, self._columns = reader, choice, columns
+        self._reader, self._choice = reader, choice
         if named := {*choice.bins, *choice.ratio}:
             refuse_unknown_bins(named, self._counts)
         _check(choice)
-        for where in choice.where:
-            with _condition(where, columns):
-                pass  # it is one
         self._damaged: set[int] = set()
         self.models: dict[Model, None] = {}  # in the order of the stages
         self.total = 0
         self.better: dict[int, tuple[int, float]] = {}
+        self._explain: Explain = lambda image: None
         self.columns = columns.with_near(self.better) if choice.near else columns
+        self.by_near = [where for where in choice.where if reads_near(where, self.columns)]
+        self.has_columns_only = bool(choice.near) and not (choice.unique or self.by_near)
 
     @functools.cached_property
     def _counts(self) -> dict[str, int]:
@@ -93,7 +90,7 @@ class Chosen:
         choice, found = self._choice, self._whole()
         if choice.first:
             chosen = {*self._find()} if choice.looks_first or choice.sample else None
-            ids = choice.first(choice.bins, chosen)
+            ids, self._explain = choice.first(choice.bins, chosen)
             found, self.total = self._without_damaged(find_records(self._reader, ids)), len(ids)
         elif choice.sample and not choice.looks_first:
             drawn = itertools.islice(draw(self._reader, choice.seed, choice.bins), choice.sample)
@@ -110,6 +107,10 @@ class Chosen:
         for record in found:
             self.models.update(dict.fromkeys(record.all_models()))
             yield record
+
+    def explain(self, image: int) -> Mapping[str, Any] | None:
+        """What disagrees, of one image after another, if `first` has chosen them."""
+        return self._explain(image)
 
     def check(self) -> None:
         """Raises LedgerDamaged if images had to be left out."""
@@ -134,12 +135,15 @@ class Chosen:
         """The numbers of the images, in order."""
         choice, found = self._choice, self._whole()
         for where in choice.where:
-            found = _filter(found, where, self._columns)
+            found = found if where in self.by_near else _filter(found, where, self.columns)
         if choice.unique:
             found = _unique(found)
         ids = array("q", (record.id for record in found))
         if choice.near:
             self.better.update(choice.near(ids))
+        for where in self.by_near:
+            found = _filter(_merge(self._whole(), ids), where, self.columns)
+            ids = array("q", (record.id for record in found))
         if choice.unique:
             ids = array("q", (number for number in ids if number not in self.better))
         if choice.sample < len(ids) and choice.sample:
@@ -225,66 +229,11 @@ def _unique(records: Iterable[Record]) -> Iterator[Record]:
 def _filter(records: Iterable[Record], where: str, columns: ExportColumns) -> Iterator[Record]:
     """Those for which the condition is true. Raises WrongArgument."""
     found = iter(records)
-    with _condition(where, columns) as ask:
+    with open_condition(where, columns) as condition:
         while chunk := list(itertools.islice(found, CHUNK)):
-            matching = ask(chunk)
+            matching = condition.find(chunk)
             yield from (record for record in chunk if record.id in matching)
-
-
-@contextlib.contextmanager
-def _condition(where: str, columns: ExportColumns) -> Iterator[Callable[[Iterable[Record]], set[int]]]:
-    """Yield a function that returns the numbers of those images for which the condition is true. Raises WrongArgument, at
-    once or in the context."""
-    names = list(columns.kinds)
-    places = list({name.lower(): place for place, name in reversed(list(enumerate(names)))}.values())
-    # A question to the table itself would see only some of the images, so nobody knows its name.
-    table = f"images_{secrets.token_hex(8)}"
-    listed = ", ".join(f'"{names[place]}"' for place in places)
-    question = f"SELECT id FROM {table} WHERE (\n{where}\n)"
-    insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(places))})"
-    database = sqlite3.connect(":memory:", isolation_level=None)
-    database.set_progress_handler(lambda: 0, STEPS)  # so that Ctrl-C ends a condition that never does
-
-    def ask(records: Iterable[Record]) -> set[int]:
-        database.execute(f"DELETE FROM {table}")
-        rows = ([_plain(value) for value in columns.row_of(record).values()] for record in records)
-        database.executemany(insert, ([row[place] for place in places] for row in rows))
-        return {number for (number,) in database.execute(question)}
-
-    try:
-        database.execute(f"CREATE TABLE {table} ({listed})")
-        _check_quoted(where, names)
-        database.execute(f"EXPLAIN {question}")
-        yield ask
-    except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
-        if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
-            raise KeyboardInterrupt from None
-        raise WrongArgument(
-            f"--where {where!r} is no condition of SQL on the columns of an export: {error}. Write for example "
-            f"\"bin = 'A' AND object_count > 2\"; {_name_near(str(error), names)}"
-        ) from None
-    finally:
-        database.close()
-
-
-def _name_near(problem: str, names: Sequence[str]) -> str:
-    """What to write in place of a column that there is not. problem: as SQLite says it."""
-    near = difflib.get_close_matches(problem.partition("no such column: ")[2].lower(), names, n=1)
-    return f"did you mean {near[0]}?" if near else "docs/results.md lists the columns."
-
-
-def _check_quoted(where: str, names: Iterable[str]) -> None:
-    """SQLite takes a name between double quotes that is no column for a text. Raises ValueError instead."""
-    quoted = {name.lower() for name in _QUOTED.findall(_TEXT.sub("", where))}
-    if unknown := quoted - {name.lower() for name in names}:
-        raise ValueError(f"no such column: {min(unknown)}")
-
-
-def _plain(value: Any) -> Any:
-    """As SQLite takes it."""
-    if isinstance(value, int) and abs(value) > LARGEST:
-        return float(value)
-    return msgspec.json.encode(value).decode() if isinstance(value, list | dict) else value
+        condition.check_labels()
 
 
 def parse_ratio(text: str) -> dict[str, float]:

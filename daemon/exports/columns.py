@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from datetime import datetime
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -51,6 +52,8 @@ COLUMNS = {  # lists are lists of strings; a datetime is a string, except in Par
     "second_looks": str,
 }
 NEAR = {"near_duplicate_of": int, "nearness": float}  # if near-duplicates are looked for
+# Functions for conditions of SQL, which give the score of a label; and where that is in a sidecar.
+SCORES = {"object_score": ("objects", "detections"), "tag_score": ("clip", "tags")}
 KINDS: dict[type[inspect.Type], type] = {
     inspect.IntType: int,
     inspect.FloatType: float,
@@ -185,6 +188,16 @@ def _details_of(document: dict[str, Any]) -> dict[str, Any]:
         "criteria": msgspec.json.encode(bin_["criteria"]).decode() if bin_ else None,
         "stage_seconds": document.get("timings"),
         "second_looks": msgspec.json.encode(looks).decode() if looks else None,
+    }
+
+
+def scores_of(document: dict[str, Any]) -> dict[str, dict[str, float] | None]:
+    """By function of SCORES, the highest score of each label; None for a stage that did not run."""
+    return {
+        name: {each["label"]: each["score"] for each in sorted(document[key][part], key=itemgetter("score"))}
+        if key in document
+        else None
+        for name, (key, part) in SCORES.items()
     }
 
 

@@ -18,7 +18,7 @@ from daemon.core.errors import NotWritable, WrongArgument
 from daemon.core.files import STDOUT, rename_durably, sync_folders, written_into
 from daemon.core.labels import Kind, LookUp, no_labels
 from daemon.core.urls import is_url
-from daemon.exports.answered import Answered
+from daemon.exports.answered import Answered, Explain
 from daemon.exports.columns import ExportColumns
 from daemon.exports.formats import FOLDERS, WITH_IMAGES
 from daemon.exports.label_studio import write_label_studio
@@ -94,13 +94,15 @@ def write_images(
     inboxes: Mapping[bytes, str],
     left_out: list[str],
     columns: ExportColumns,
+    explain: Explain = lambda image: None,
 ) -> dict[str, dict[Kind, str]]:
-    """Make the files of a format in an empty folder. columns: for their labels and stages. The rest: as of `name_images`.
-    Returns which labels these are, for ExportManifest. Raises WrongArgument."""
+    """Make the files of a format in an empty folder. columns: for their labels and stages. explain: as of
+    `write_label_studio`. The rest: as of `name_images`. Returns which labels these are, for ExportManifest. Raises
+    WrongArgument."""
     said: dict[str, dict[Kind, str]] = {}
     images = _note_labels(name_images(records, inboxes, left_out, columns.labels), said)
     if format == "label-studio":
-        write_label_studio(folder, images, boxes="yolo" in columns.stages)
+        write_label_studio(folder, images, boxes="yolo" in columns.stages, explain=explain)
     else:
         FOLDERS[format](folder, keep_files(images, format) if format in WITH_IMAGES else images)
     return said

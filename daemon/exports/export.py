@@ -15,12 +15,12 @@ import msgspec
 
 from daemon import __version__
 from daemon.config.state import closed_to_others
+from daemon.core.cells import write_rows
 from daemon.core.errors import WrongArgument
 from daemon.core.files import PARQUET, STDOUT, VERSION, written_whole
 from daemon.core.hints import command, quantity
 from daemon.core.labels import Kind, LookUp, no_labels
 from daemon.core.notices import list_notices
-from daemon.exports.cells import write_rows
 from daemon.exports.choice import Chosen, ExportChoice
 from daemon.exports.columns import ExportColumns, line_of
 from daemon.exports.datasets import name_inboxes, write_folder, write_images
@@ -66,9 +66,9 @@ def export_records(
     their names by their roots. force: replace what an export wrote. mark: begin CSV with a byte order mark. half: embeddings in
     half precision. Raises WrongArgument, NotWritable, MissingLibrary; LedgerDamaged, after all others, if images are damaged.
     """
-    _check_options(file, format, columns, choice, mark=mark, half=half)
     chosen, written, labelled = Chosen(reader, choice, columns), 0, 0
     columns = chosen.columns
+    _check_options(file, format, columns, only_columns=chosen.has_columns_only, mark=mark, half=half)
 
     def count() -> Iterator[Record]:
         nonlocal written, labelled
@@ -96,10 +96,10 @@ def export_records(
         names = name_inboxes(reader.inboxes().values(), inboxes)
         write_folder(
             file,
-            lambda folder: (
-                write_lance(folder, count(), columns, sizes, half=half)
+            lambda to: (
+                write_lance(to, count(), columns, sizes, half=half)
                 if format == "lance"
-                else said.update(write_images(folder, format, count(), names, left_out, columns))
+                else said.update(write_images(to, format, count(), names, left_out, columns, chosen.explain))
             ),
             lambda: {"visiond": __version__, "models": describe_models(chosen.models), "labels": said},
             force=force,
@@ -163,9 +163,10 @@ def format_of(file: Path) -> str:
 
 
 def _check_options(
-    file: Path, format: str, columns: ExportColumns, choice: ExportChoice, *, mark: bool, half: bool
+    file: Path, format: str, columns: ExportColumns, *, only_columns: bool, mark: bool, half: bool
 ) -> None:
-    """Raises WrongArgument, MissingLibrary."""
+    """only_columns: whether near-duplicates are looked for and change nothing but columns. Raises WrongArgument,
+    MissingLibrary."""
     to_stdout, has_columns = file == STDOUT, format in WITH_COLUMNS
     refused = {
         f"{format} cannot be written to standard output; name a file, or use --format csv or jsonl.": (
@@ -175,9 +176,8 @@ def _check_options(
         f"--float16 is for the embeddings of Parquet and Lance; {format} has none in a column.": (
             half and format not in WITH_EMBEDDINGS
         ),
-        f"--near adds columns to CSV, Parquet and Lance; {format} has none. Add --unique to leave out near-duplicates.": (
-            choice.near and not (choice.unique or has_columns)
-        ),
+        f"--near adds columns to CSV, Parquet and Lance; {format} has none. Add --unique to leave out near-duplicates, or "
+        "--where with a condition on near_duplicate_of.": only_columns and not has_columns,
         f"{format} says which models gave the answers already; leave --models out.": (
             columns.has_models and not has_columns
         ),

@@ -1,22 +1,32 @@
-"""Hugging Face: a folder that datasets.load_dataset("imagefolder", data_dir=FOLDER) reads
-(https://huggingface.co/docs/datasets/image_dataset): links to the images, metadata.jsonl with a row for each, and a card."""
+"""Hugging Face: a folder that datasets.load_dataset("imagefolder", data_dir=FOLDER) reads, of version 3.4 or newer
+(https://huggingface.co/docs/datasets/image_dataset): links to the images, metadata.parquet with a row for each, and a card."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from daemon.exports.answered import Answered
+from daemon.exports.parquet import CHUNK, load_pyarrow
 from daemon.exports.webdataset import ending_of
 from daemon.ledger.record import Model, describe_models
 from stages.ocr.descriptor import bounds_of
 
 IN_A_FOLDER = 1000  # images; the hub takes up to 10,000
+TEXTS, NUMBERS, BOXES = {"list": "string"}, {"list": "float64"}, {"list": {"list": "float64"}}
+FOUND = [{"name": "score"} | NUMBERS, {"name": "bbox"} | BOXES]
+FEATURES: dict[str, dict[str, Any]] = {  # the types of the columns, as the library writes them into a card
+    **{name: {"dtype": "int64"} for name in ("id", "width", "height")},
+    **{name: {"dtype": "string"} for name in ("path", "digest", "bin", "caption", "text")},
+    "lines": {"struct": [{"name": "text"} | TEXTS, *FOUND]},
+    "objects": {"struct": [{"name": "category"} | TEXTS, *FOUND]},
+    "tags": {"struct": [{"name": "label"} | TEXTS, {"name": "score"} | NUMBERS]},
+    "labels": {"struct": [{"name": "kind"} | TEXTS, {"name": "origin"} | TEXTS]},
+}
 # By column.
 TASKS = {"caption": "image-to-text", "objects": "object-detection", "tags": "image-classification"}
 SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B")
@@ -25,6 +35,8 @@ annotations_creators: {creators}
 task_categories: {tasks}
 size_categories: {sizes}
 tags: ["visiond"]
+classes: {classes}
+dataset_info: {{"features": {features}}}
 models: {models}
 ---
 # Images with {makers}
@@ -42,6 +54,8 @@ models: {models}
 | `tags` | label and score of each tag, the most likely one first |
 | `labels` | what people say about this image, in place of the answer: kind (objects, tags, caption) and where that is from |
 
+The head of this file has all names of categories and tags under `classes`, and the types of the columns under `dataset_info`.
+
 | stage | model | commit | license |
 |---|---|---|---|
 {table}
@@ -49,25 +63,39 @@ models: {models}
 
 
 def write_huggingface(folder: Path, images: Iterator[Answered]) -> None:
-    """The first image with an object, the first one with a line and so on have the first rows: the library takes the types of
-    all rows from the first ten megabytes, and an empty list has none."""
-    count, labelled, models, seen = 0, 0, dict[Model, None](), set[str]()
-    with (folder / "metadata.jsonl").open("wb") as out, tempfile.TemporaryFile(dir=folder) as waiting:
-        for image in images:
-            row = _row(image)
-            link = folder / row["file_name"]
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(image.location)
-            new = _filled(row) - seen
-            (out if new else waiting).write(msgspec.json.encode(row) + b"\n")
-            seen |= new
-            models |= dict.fromkeys(image.record.models)
-            count += 1
-            labelled += bool(image.origins)
-        waiting.seek(0)
-        shutil.copyfileobj(waiting, out)
+    """The file has the types of its columns: the library takes those of JSON from the first rows, and an empty list has none.
+    Raises MissingLibrary."""
+    arrow = load_pyarrow()
+    columns = {"file_name": {"dtype": "string"}} | FEATURES
+    schema = arrow.schema([(name, _type(feature, arrow)) for name, feature in columns.items()])
+    count, labelled, models, seen = 0, 0, dict[Model, None](), {column: set[str]() for column in TASKS}
+    with arrow.parquet.ParquetWriter(folder / "metadata.parquet", schema) as out:
+        while chunk := list(itertools.islice(images, CHUNK)):
+            rows = [_row(image) for image in chunk]
+            for image, row in zip(chunk, rows, strict=True):
+                link = folder / row["file_name"]
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(image.location)
+                models.update(dict.fromkeys(image.record.models))
+                labelled += bool(image.origins)
+                seen["caption"] |= {"any"} if image.caption else set()
+                seen["objects"].update(row["objects"]["category"])
+                seen["tags"].update(row["tags"]["label"])
+            count += len(rows)
+            out.write_table(arrow.Table.from_pylist(rows, schema))
     card = _describe(count, labelled, seen, describe_models(models))
     (folder / "README.md").write_text(card, encoding="utf-8", newline="\n")
+
+
+def _type(feature: Any, arrow: Any) -> Any:
+    """A type of FEATURES as Arrow has it."""
+    match feature:
+        case {"list": each}:
+            return arrow.list_(_type(each, arrow))
+        case {"struct": fields}:
+            return arrow.struct([(field["name"], _type(field, arrow)) for field in fields])
+        case {"dtype": name} | name:
+            return arrow.type_for_alias(name)
 
 
 def _row(image: Answered) -> dict[str, Any]:
@@ -101,25 +129,20 @@ def _columns(names: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> dict[st
     return {name: [row[place] for row in rows] for place, name in enumerate(names)}
 
 
-def _filled(row: dict[str, Any]) -> set[str]:
-    """The columns in which a row has something."""
-    return {
-        name
-        for name, value in row.items()
-        if value and not (isinstance(value, dict) and not any(value.values()))
-    }
-
-
-def _describe(count: int, labelled: int, filled: set[str], models: list[dict[str, Any]]) -> str:
+def _describe(count: int, labelled: int, seen: Mapping[str, set[str]], models: list[dict[str, Any]]) -> str:
+    """seen: by column of TASKS, the labels in it."""
     size = SIZES[min(max(0, len(str(count)) - 3), len(SIZES) - 1)]
     known = [{name: value for name, value in model.items() if value} for model in models]
     people = f"People have labelled {labelled:,} of {count:,} images, see `labels`; no person has checked the other answers."
+    features = {"image": {"dtype": "image"}} | FEATURES
     return CARD.format(  # JSON is YAML
         creators=_json(["machine-generated", *["other"] * bool(labelled)]),
         makers="the answers of models" + " and labels of people" * bool(labelled),
         people=people if labelled else "No person has checked these answers.",
-        tasks=_json([task for column, task in TASKS.items() if column in filled]),
+        tasks=_json([task for column, task in TASKS.items() if seen[column]]),
         sizes=_json([size]),
+        classes=_json({column: sorted(seen[column]) for column in ("objects", "tags")}),
+        features=_json([{"name": name} | feature for name, feature in features.items()]),
         models=_json(known),
         table="\n".join(map(_table_row, known)),
     )

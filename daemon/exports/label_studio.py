@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +13,7 @@ from xml.sax.saxutils import quoteattr
 
 from daemon.core.labels import Box
 from daemon.core.urls import is_url
-from daemon.exports.answered import CONTROLS, Answered, ImageAnswers
+from daemon.exports.answered import CONTROLS, Answered, Explain, ImageAnswers
 from daemon.exports.coco import JsonArray
 from stages.ocr.descriptor import bounds_of
 
@@ -37,15 +37,18 @@ TAGS = """  <Choices name="tags" toName="image" choice="multiple">
 """
 
 
-def write_label_studio(folder: Path, images: Iterator[Answered], *, boxes: bool = False) -> None:
-    """boxes: let people draw them, even if no image has one yet."""
+def write_label_studio(
+    folder: Path, images: Iterator[Answered], *, boxes: bool = False, explain: Explain = lambda image: None
+) -> None:
+    """boxes: let people draw them, even if no image has one yet. explain: says of each image, one after another, what
+    disagrees, if that orders them."""
     objects: dict[str, None] = {}  # in the order of their first appearance
     tags: dict[str, None] = {}
     with (folder / "tasks.json").open("wb") as out:
         out.write(b"[")
         tasks = JsonArray(out)
         for image in images:
-            tasks.add(_task(image))
+            tasks.add(_task(image, explain(image.record.id)))
             for each in (image, _answers(image)):  # those of people, then those of predictions
                 objects.update(dict.fromkeys(label for label, _, _ in each.objects))
                 tags.update(dict.fromkeys(label for label, _ in each.tags))
@@ -66,17 +69,19 @@ def _answers(image: Answered) -> ImageAnswers:
     return ImageAnswers(image.document, image.size)
 
 
-def _task(image: Answered) -> dict[str, Any]:
+def _task(image: Answered, why: Mapping[str, Any] | None) -> dict[str, Any]:
     location = image.location
     address = location if is_url(location) else LOCAL + quote(os.fsencode(location.lstrip("/")))
-    about = {"digest": image.digest, "labels": image.origins}
     version = ", ".join(image.models.values())
     answers = [*_results(_answers(image))]
     said = [*_results(ImageAnswers({}, image.size, image.labels))]
+    about: dict[str, Any] = {"id": image.record.id, "path": image.name, "digest": image.digest}
+    about |= {"labels": image.origins} | ({"disagreement": why} if why else {})
+    doubted = {"score": round(1 - why["score"], 6)} if why else {}
     return {
         "data": {"image": address},
-        "meta": {"visiond": {"id": image.record.id, "path": image.name} | about},
-        "predictions": [{"model_version": version, "result": answers}],
+        "meta": {"visiond": about},
+        "predictions": [{"model_version": version, "result": answers, **doubted}],
     } | ({"annotations": [{"result": said}]} if image.labels else {})
 
 

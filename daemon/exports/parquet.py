@@ -15,8 +15,9 @@ from daemon.core.errors import MissingLibrary
 
 CHUNK = 1024  # rows in a row group, and in memory: some megabytes with embeddings
 
-# Columns that Parquet and Lance have, and CSV has not.
-FURTHER = ("text_lines", "detections", "tag_scores", "embedding")
+# Columns that Parquet and Lance have, and CSV has not. Conditions have the lists.
+LISTS = ("text_lines", "detections", "tag_scores")
+FURTHER = (*LISTS, "embedding")
 
 Row = tuple[dict[str, Any], dict[str, Any]]  # the columns of every export, and the sidecar
 
@@ -33,10 +34,8 @@ def write_table(
 ) -> None:
     """columns, sizes, half: as of `make_schema`. notes: called after the last row, for the file's own metadata. further: a
     table of Arrow with more columns, which has as many rows as there are. Raises MissingLibrary."""
+    pyarrow = load_pyarrow()
     schema, done = make_schema(columns, sizes, half=half), 0
-    import pyarrow
-    import pyarrow.parquet
-
     whole = pyarrow.schema([*schema, *(further.schema if further is not None else ())])
     with pyarrow.parquet.ParquetWriter(out, whole) as writer:
         for table in make_tables(rows, schema):
@@ -47,17 +46,24 @@ def write_table(
         writer.add_key_value_metadata(notes())
 
 
-def make_schema(columns: Mapping[str, type], sizes: Collection[int], *, half: bool = False) -> Any:
-    """A schema of Arrow. columns: those of every export, with their types. sizes: the lengths of the embeddings. With one
-    length they are lists of a fixed size, otherwise plain lists. half: embeddings in half precision. Raises MissingLibrary."""
+def load_pyarrow() -> Any:
+    """Raises MissingLibrary."""
     try:
         import pyarrow
+        import pyarrow.parquet
     except ImportError as error:
         raise MissingLibrary(
             "Parquet needs pyarrow: pip install 'visiond[parquet]', or use --format jsonl."
         ) from error
+    return pyarrow
+
+
+def make_schema(columns: Mapping[str, type], sizes: Collection[int], *, half: bool = False) -> Any:
+    """A schema of Arrow. columns: those of every export, with their types. sizes: the lengths of the embeddings. With one
+    length they are lists of a fixed size, otherwise plain lists. half: embeddings in half precision. Raises MissingLibrary."""
+    arrow = load_pyarrow()
     size = next(iter(sizes)) if len(sizes) == 1 else 0
-    return _schema(columns, size, pyarrow.float16() if half else pyarrow.float32())
+    return _schema(columns, size, arrow.float16() if half else arrow.float32())
 
 
 def make_tables(rows: Iterator[Row], schema: Any) -> Iterator[Any]:
@@ -88,16 +94,19 @@ def _schema(columns: Mapping[str, type], size: int, precision: Any) -> Any:
 
 
 def cells_of(row: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
-    """All columns except the embedding; null for a stage that did not run."""
-    further = {
-        "finished_at": datetime.fromisoformat(row["finished_at"]),
+    """All columns except the embedding."""
+    return row | lists_of(document) | {"finished_at": datetime.fromisoformat(row["finished_at"])}
+
+
+def lists_of(document: dict[str, Any]) -> dict[str, Any]:
+    """The columns of LISTS; None for a stage that did not run."""
+    return {
         "text_lines": [{"guessed": False, **line} for line in document["ocr"]["lines"]]
         if "ocr" in document
         else None,
         "detections": document["objects"]["detections"] if "objects" in document else None,
         "tag_scores": [tag["score"] for tag in document["clip"]["tags"]] if "clip" in document else None,
     }
-    return row | further
 
 
 def vector_of(document: dict[str, Any]) -> Any:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+from daemon.core.cells import as_typed
 from daemon.core.errors import WrongArgument
 from daemon.core.labels import Kind, LeftOut, Said, decode
-from daemon.exports.cells import as_typed
 
 LONGEST_CELL = 1 << 26  # characters: Python's own limit is 131,072
 # Columns that name the image, the surest first.

@@ -207,10 +207,10 @@ class Searcher:
         hits = [Hit(number, image, evidence=ranking.evidence_at(at)) for number, at, image in found[:limit]]
         return Found(hits, skip + limit if len(found) > limit else 0, self.index.trouble)
 
-    def all_disagreeing(self, query: Query, order: str) -> Iterator[int]:
-        """The same images, all of them."""
-        ordered = self._in_order(self._ranking(parse_order(order) or ()), query, NEWEST)
-        return (image for _, _, image in ordered)
+    def all_disagreeing(self, query: Query, order: str) -> tuple[Iterator[tuple[int, int]], Ranking]:
+        """The same images, all of them, each with its place for `evidence_at`."""
+        ranking = self._ranking(parse_order(order) or ())
+        return ((image, at) for _, at, image in self._in_order(ranking, query, NEWEST)), ranking
 
     def _in_order(self, ranking: Ranking, query: Query, count: int) -> Iterator[tuple[int, int, int]]:
         """Numbers of publications, their places in the order, and images. count: as of `Ranking.in_order`."""

@@ -28,7 +28,7 @@ from daemon.config.loading import parse
 from daemon.core.errors import MissingLibrary, NotWritable, WrongArgument
 from daemon.core.jobs import Job, Placed, Version
 from daemon.core.messages import Output
-from daemon.exports import parquet
+from daemon.exports import conditions, parquet
 from daemon.exports.choice import ExportChoice, parse_ratio, pick
 from daemon.exports.columns import COLUMNS, ExportColumns
 from daemon.exports.datasets import check_target, keep_files, name_images
@@ -42,6 +42,7 @@ from tests.makers import MODELS, admit, complete, done, failed, make_file, make_
 pytestmark = pytest.mark.anyio
 
 INBOX = Path("/inbox")
+DOCS = Path(__file__).parents[3] / "docs" / "results.md"
 ALL = ExportColumns(ORDER)
 row_of = ALL.row_of
 BINS = {"A": 12, "B": 6, "C": 3}  # images in each bin of the reader below
@@ -155,12 +156,7 @@ def test_a_name_that_is_not_utf_8_also_has_its_bytes() -> None:
 
 
 def test_the_docs_list_every_column_in_its_order() -> None:
-    text = (
-        (Path(__file__).parents[3] / "docs" / "results.md")
-        .read_text()
-        .partition("## Export")[2]
-        .partition("### Which images")[0]
-    )
+    text = DOCS.read_text().partition("## Export")[2].partition("### Which images")[0]
     reported = [re.findall(r"`(\w+)`", first) for first in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)]
     assert [name for names in reported for name in names] == [*COLUMNS, *parquet.FURTHER]
 
@@ -522,6 +518,117 @@ async def test_a_condition_of_sql_on_the_columns_chooses_images(reader: Reader, 
         assert numbers_of(reader, tmp_path / "a.jsonl", where=[where]) == expected, where
 
 
+FOUND = [
+    [("dog", 0.93), ("dog", 0.41), ("traffic light", 0.5)],
+    [("dog", 0.8), ("cat", 0.95)],
+    [("cat", 0.99)],
+    [],
+    [("it's a dog", 0.9)],
+]
+
+
+@pytest.fixture
+async def scored(ledger: Ledger) -> AsyncIterator[Reader]:
+    """A ledger with an image for each of FOUND, and one without stage yolo."""
+    jobs = await admit(ledger, *(b"%d.jpg" % number for number in range(len(FOUND) + 1)))
+    box = [10.0, 20.0, 110.0, 220.0]
+    answers = [
+        {"detections": [{"label": label, "score": score, "box": box} for label, score in found]}
+        | {"count": len(found), "unique": len({label for label, _ in found}), "dispersion": 0.0}
+        for found in FOUND
+    ]
+    outputs = [make_outputs() | {"yolo": Output(msgspec.json.encode(answer), 0.1)} for answer in answers]
+    outputs.append(make_outputs(stages=["ocr", "clip"]))
+    await complete(ledger, *(done(job, outputs=each) for job, each in zip(jobs, outputs, strict=True)))
+    with contextlib.closing(Reader(ledger.path)) as opened:
+        yield opened
+
+
+def best_of(document: dict[str, Any], label: str) -> float:
+    found = document.get("objects", {}).get("detections", [])
+    return max((each["score"] for each in found if each["label"] == label), default=0.0)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "object_score('dog') > 0.8",
+        "OBJECT_SCORE ( 'dog' ) > 0.8 /* not object_score('dog') */ -- nor object_score('dog')",
+        "(SELECT object_score('dog') FROM json_each('[1]')) > 0.8 AND 'object_score(''x'')' <> ''",
+        "EXISTS (SELECT 1 FROM json_each(detections) WHERE json_extract(value, '$.label') = 'dog' "
+        "AND json_extract(value, '$.score') > 0.8)",
+    ],
+)
+async def test_a_condition_on_a_score_chooses_what_a_loop_over_sidecars_does(
+    scored: Reader, tmp_path: Path, where: str
+) -> None:
+    documents = [msgspec.json.decode(record.sidecar) for record in scored.finished()]
+    expected = [each["id"] for each in documents if best_of(each, "dog") > 0.8]
+    assert numbers_of(scored, tmp_path / "a.jsonl", where=[where]) == expected == [1]
+
+
+async def test_conditions_have_boxes_lines_and_scores_of_tags(scored: Reader, tmp_path: Path) -> None:
+    documents = {(d := msgspec.json.decode(record.sidecar))["id"]: d for record in scored.finished()}
+    tags = documents[1]["clip"]["tags"]
+    for where, expected in (
+        (
+            "json_extract(detections, '$[0].box[3]') - json_extract(detections, '$[0].box[1]') = 200",
+            [1, 2, 3, 5],
+        ),
+        ("object_score('dog') IS NULL", [3, 4, 5, 6]),
+        ("detections IS NULL", [6]),
+        ("object_score('it''s a dog') = 0.9", [5]),
+        ("object_score(json_extract(objects, '$[0]')) > 0.9", [1, 3]),
+        (f"tag_score('{tags[0]['label']}') = json_extract(tag_scores, '$[0]')", [1, 2, 3, 4, 5, 6]),
+        ("json_array_length(text_lines) = 3", [*documents]),
+        ("json_extract(text_lines, '$[0].guessed')", []),
+    ):
+        assert numbers_of(scored, tmp_path / "a.jsonl", where=[where]) == expected, where
+
+
+async def test_a_label_that_no_image_has_is_refused_with_the_nearest_one(
+    scored: Reader, tmp_path: Path
+) -> None:
+    for where, hint in (
+        ("object_score('dgo') > 0.8", r"object_score\('dgo'\), and none .* did you mean 'dog'\?"),
+        ("coalesce(tag_score('unheard of'), 0) < 0.5", "they have for example "),
+        ("object_scor('dog') > 0.8", r"no such function: object_scor\b.* did you mean object_score\?"),
+        ("near_duplicate_of IS NULL", "near_duplicate_of needs --near"),
+        ("text_line IS NULL", r"did you mean text_lines\?"),
+    ):
+        with pytest.raises(WrongArgument, match=hint):
+            numbers_of(scored, tmp_path / "a.jsonl", where=[where])
+    assert (
+        numbers_of(scored, tmp_path / "a.jsonl", where=["detections IS NULL", "object_score('dgo') > 0"])
+        == []
+    )
+
+
+def test_the_conditions_of_the_docs_are_conditions() -> None:
+    text = DOCS.read_text().partition("### Conditions")[2].partition("\n##")[0]
+    shown = re.findall(r"^\| (?:with|that) .*? \| `([^`]+)`.* \|$", text, re.MULTILINE)
+    columns = ExportColumns([*ORDER, "classifier_safety"]).with_near({})
+    for where in shown:
+        with conditions.open_condition(where, columns) as condition:
+            assert len(condition.read) > 1, where
+    assert len(shown) >= 7
+
+
+async def test_only_columns_that_a_condition_names_are_computed(
+    scored: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    for name in ("lists_of", "scores_of"):
+        original = getattr(conditions, name)
+        monkeypatch.setattr(conditions, name, lambda d, n=name, f=original: made.append(n) or f(d))
+    with conditions.open_condition("bin = 'A' AND width > 2", ALL) as condition:
+        assert sorted(condition.read) == ["bin", "id", "width"]
+    numbers_of(scored, tmp_path / "a.jsonl", where=["objects LIKE '%dog%' AND bin <> 'B'"])
+    assert made == []
+    numbers_of(scored, tmp_path / "a.jsonl", where=["object_score('dog') > 0.8"])
+    assert made
+
+
 async def test_several_conditions_must_all_be_true(reader: Reader, tmp_path: Path) -> None:
     both = numbers_of(reader, tmp_path / "a.jsonl", where=["bin <> 'C'", "object_count > 3"])
     assert both == numbers_of(reader, tmp_path / "a.jsonl", where=["bin <> 'C' AND object_count > 3"]) != []
@@ -593,6 +700,20 @@ async def test_of_near_duplicates_among_the_chosen_images_the_best_is_exported(
     assert found(where=["bin = 'B'"]) == in_b[:1]
     assert found(where=["bin = 'B'"], near=lambda images: {}) == in_b
     assert len(found(sample=5)) == 1
+
+
+async def test_conditions_on_near_duplicates_look_at_what_the_other_options_choose(
+    reader: Reader, tmp_path: Path
+) -> None:
+    in_b = [record.id for record in reader.finished(["B"])]
+    found = partial(numbers_of, reader, tmp_path / "a.jsonl", near=near_first)
+    assert found(where=["near_duplicate_of IS NULL"]) == [1]
+    assert found(where=["near_duplicate_of IS NULL", "bin = 'B'"]) == in_b[:1]
+    assert found(where=["bin = 'B'", "nearness > 0.95"]) == in_b[1:]
+    assert found(where=["bin = 'B'", f"near_duplicate_of = {in_b[3]}", f"id > {in_b[2]}"]) == in_b[4:]
+    assert found(where=["bin = 'B'", "nearness > 0.97"]) == []
+    assert len(found(where=["nearness > 0.95"], sample=5)) == 5
+    assert found(where=["near_duplicate_of IS NOT NULL"], unique=True) == []
 
 
 @pytest.mark.parametrize("format", ["csv", "parquet"])

@@ -12,11 +12,13 @@ import sys
 import tarfile
 from contextlib import redirect_stdout
 from html.parser import HTMLParser
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 from xml.etree import ElementTree
 
 import msgspec
+import pyarrow.parquet
 import pytest
 import yaml
 from PIL import Image
@@ -49,6 +51,22 @@ import pickle, sys
 import webdataset
 samples = list(webdataset.WebDataset(sys.argv[1:], shardshuffle=False, empty_check=False))
 sys.stdout.buffer.write(pickle.dumps([{key: s[key] for key in s if key != "__local_path__"} for s in samples]))
+"""
+READ_DATA_SETS = """
+import pickle, sys
+import datasets, yaml
+def read(folder):
+    card = yaml.safe_load(open(f"{folder}/README.md").read().split("---\\n")[1])
+    features = datasets.Features._from_yaml_list(card["dataset_info"]["features"])
+    found = {
+        "imagefolder": datasets.load_dataset("imagefolder", data_dir=folder, split="train"),
+        "folder": datasets.load_dataset(folder, split="train"),
+    }
+    rows = [row | {"image": row["image"].size} for row in found["imagefolder"]]
+    return {"features": str(found["imagefolder"].features), "rows": rows}, {
+        name: each.features == features for name, each in found.items()
+    }
+sys.stdout.buffer.write(pickle.dumps([read(folder) for folder in sys.argv[1:]]))
 """
 EXIFTOOL = shutil.which("exiftool")
 # Labels, texts and names that JSON, YAML, XML, HTML or a path could misread.
@@ -285,6 +303,8 @@ def test_a_task_of_label_studio_has_each_answer_in_percent(tmp_path: Path, image
     }
     line, text = prediction["result"][3:5]
     assert (line["id"], text["value"]["text"]) == (text["id"], [TEXTS[0]])
+    assert "score" not in prediction
+    assert "disagreement" not in task["meta"]["visiond"]
     assert task["data"]["image"] == f"/data/local-files/?d={str(tmp_path).lstrip('/')}/in/images/b%20c.png"
 
 
@@ -370,7 +390,7 @@ def test_a_folder_for_hugging_face_has_a_row_and_the_file_of_each_image(
     tmp_path: Path, images: list[Answered]
 ) -> None:
     folder = write(tmp_path / "huggingface", "huggingface", images)
-    rows = [json.loads(line) for line in (folder / "metadata.jsonl").read_text("utf-8").splitlines()]
+    rows = pyarrow.parquet.read_table(folder / "metadata.parquet").to_pylist()
     found = {row["id"]: row for row in rows}
     assert len(rows) == len(found) == len(images)
     assert {str(file.relative_to(folder)) for file in (folder / "images").rglob("*.*")} == {
@@ -400,24 +420,54 @@ def test_no_name_of_an_image_makes_a_split_of_a_hugging_face_data_set(tmp_path: 
     assert sorted(str(file.relative_to(folder)) for file in folder.rglob("*.*")) == [
         "README.md",
         *(f"images/0/{number}.jpg" for number in range(3)),
-        "metadata.jsonl",
+        "metadata.parquet",
     ]
 
 
-def test_the_first_rows_for_hugging_face_have_something_in_each_column(tmp_path: Path) -> None:
-    """Its library takes the types of all rows from the first ones, and an empty list has none."""
-    nothing, something = answers(0), answers(3)
-    found = [
-        make_record(
-            tmp_path / "in", b"%d.jpg" % n, b"%d" % n, id=n, outputs=something if n == 40 else nothing
-        )
-        for n in range(1, 50)
+def test_the_types_for_hugging_face_are_those_of_the_card_whatever_the_images_have(
+    tmp_path: Path, images: list[Answered]
+) -> None:
+    folders = [
+        write(tmp_path / name, "huggingface", of)
+        for name, of in (("a", images), ("b", images[:1]), ("c", []))
     ]
-    folder = write(tmp_path / "huggingface", "huggingface", named(found))
-    rows = [json.loads(line) for line in (folder / "metadata.jsonl").read_text().splitlines()]
-    assert [row["id"] for row in rows] == [1, 40, *range(2, 40), *range(41, 50)]
-    assert rows[1]["objects"]["bbox"]
-    assert not any(row["objects"]["bbox"] for row in rows[2:])
+    first, *others = [pyarrow.parquet.read_schema(folder / "metadata.parquet") for folder in folders]
+    assert all(other.equals(first) for other in others)
+    assert str(first.field("objects").type) == (
+        "struct<category: list<element: string>, score: list<element: double>, bbox: list<element: list<element: double>>>"
+    )
+    heads = [yaml.safe_load((folder / "README.md").read_text().split("---\n")[1]) for folder in folders]
+    [image, *columns] = heads[0]["dataset_info"]["features"]
+    assert image == {"name": "image", "dtype": "image"}
+    assert ["file_name", *(column["name"] for column in columns)] == first.names
+    assert all(head["dataset_info"] == heads[0]["dataset_info"] for head in heads)
+    assert heads[0]["classes"] == {
+        "objects": sorted({label for image in images for label, _, _ in image.objects}),
+        "tags": sorted({label for image in images for label, _ in image.tags}),
+    }
+
+
+@pytest.mark.skipif(not find_spec("datasets"), reason="datasets is not installed: make tools")
+def test_datasets_reads_each_image_with_the_types_of_the_card(tmp_path: Path, images: list[Answered]) -> None:
+    folders = [write(tmp_path / name, "huggingface", of) for name, of in (("a", images), ("b", images[:1]))]
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    read = subprocess.run(
+        [sys.executable, "-c", READ_DATA_SETS, *folders], check=True, capture_output=True, env=environment
+    )
+    (whole, typed), (empty, _) = pickle.loads(read.stdout)
+    assert not any(row["objects"]["category"] or row["lines"]["text"] for row in empty["rows"])
+    assert typed == {"imagefolder": True, "folder": True}
+    assert whole["features"] == empty["features"]
+    assert len(whole["rows"]) == len(images)
+    rows = {row["id"]: row for row in whole["rows"]}
+    for image in images:
+        row = rows[image.record.id]
+        assert row["image"] == (640, 480)
+        assert row["objects"]["category"] == [label for label, _, _ in image.objects]
+        assert row["objects"]["score"] == [score for _, score, _ in image.objects]
+        assert row["lines"]["text"] == [text for text, _, _ in image.lines]
+        assert row["tags"]["label"] == [label for label, _ in image.tags]
+        assert row["caption"] == image.caption
 
 
 def test_the_card_for_hugging_face_names_the_tasks_and_the_models_with_their_commits(
@@ -570,7 +620,7 @@ def test_data_sets_say_which_part_is_by_people_and_where_that_is_from(
     assert "origin" not in str([coco["captions"], coco["text"]])
 
     folder = write(tmp_path / "h", "huggingface", images)
-    rows = [json.loads(line)["labels"] for line in (folder / "metadata.jsonl").read_text().splitlines()]
+    rows = pyarrow.parquet.read_table(folder / "metadata.parquet")["labels"].to_pylist()
     assert sorted(rows, key=str)[0] == {"kind": ["objects"], "origin": ["coco.json"]}
     assert sorted(rows, key=str)[1:] == [{"kind": [], "origin": []}] * 2
     card = (folder / "README.md").read_text()

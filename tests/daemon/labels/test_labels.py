@@ -202,8 +202,14 @@ def test_what_differs_from_labels_is_exported_and_found_first(labels: Place) -> 
     tasks = labels.folder / "first"
     options = ("--order", "disagreement", "--limit", "2", "--format", "label-studio")
     assert labels.command("export", *options, tasks).returncode == 0
-    told = [task["meta"]["visiond"]["path"] for task in json.loads((tasks / "tasks.json").read_text())]
-    assert told == [each["source"]["path"] for each in found], "in the order of the list"
+    made = json.loads((tasks / "tasks.json").read_text())
+    told = [task["meta"]["visiond"] for task in made]
+    assert [each["path"] for each in told] == [each["source"]["path"] for each in found], (
+        "in the order of the list"
+    )
+    assert [each["disagreement"] for each in told] == [each["disagreement"] for each in found]
+    doubts = [1 - each["disagreement"]["score"] for each in found]
+    assert [task["predictions"][0]["score"] for task in made] == pytest.approx(doubts)
     narrowed = ("--order", "disagreement:labels", "--where", "path = '8.ppm'", "--format", "jsonl", "-")
     assert labels.command("export", *narrowed).stdout.count("\n") == 1
     for refused in (("--order", "doubt"), ("--limit", 3), ("--order", "disagreement", "--ratio", "A=1")):
