@@ -23,7 +23,7 @@ from daemon.core.messages import Batch, Item, Outcome, Reply, Setup
 from daemon.workers.chain import Chain
 from daemon.workers.judging import find_faults
 from daemon.workers.known_images import VERSION, draw_known
-from daemon.workers.stream import Stream
+from daemon.workers.stream import AnswerStream
 from stages.contract.base import Reason
 from stages.contract.files import read_file
 from stages.registry import registry
@@ -61,7 +61,7 @@ class Canary:
         self._read_at = -math.inf  # the last batch whose answers were read
         self._looked = False  # once before
         specs = chain.setup.stages
-        self._streams = {spec.name: Stream(registry.find_stage(spec.name).result) for spec in specs}
+        self._streams = {spec.name: AnswerStream(registry.find_stage(spec.name).result) for spec in specs}
 
     def note(self, reply: Reply) -> None:
         """Answers to images of the user: some of them are read."""

@@ -39,7 +39,7 @@ class Embedded(msgspec.Struct):
     embedding: Embedding
 
 
-class Found(msgspec.Struct):
+class CountedAnswer(msgspec.Struct):
     """What is read of lines, objects and captions."""
 
     count: int = 0
@@ -47,7 +47,7 @@ class Found(msgspec.Struct):
 
 
 read_embedded = msgspec.json.Decoder(Embedded).decode
-read_found = msgspec.json.Decoder(Found).decode
+read_counted = msgspec.json.Decoder(CountedAnswer).decode
 
 
 def measure_embeddings(payloads: Sequence[bytes]) -> Numbers:
@@ -68,7 +68,7 @@ def measure_empty(payloads: Sequence[bytes]) -> Numbers:
     """1 for an answer without lines, objects or words."""
     import numpy as np
 
-    said = map(read_found, payloads)
+    said = map(read_counted, payloads)
     return np.array([[not (each.count or each.text)] for each in said], dtype=np.float32)
 
 
@@ -78,7 +78,7 @@ MEASURES: dict[type, Callable[[Sequence[bytes]], Numbers]] = {
 }
 
 
-class Stream:
+class AnswerStream:
     """The answers of one stage in one worker; of many images in a short time only to some."""
 
     def __init__(self, result: type[Result]) -> None:

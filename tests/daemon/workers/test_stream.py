@@ -14,7 +14,7 @@ import pytest
 from daemon.core.messages import Outcome, Output, Reply, Setup
 from daemon.workers.canary import MOST_READ, READ_SECONDS, REST, SHARE, Canary
 from daemon.workers.chain import Chain
-from daemon.workers.stream import FAR, REPEATS, WINDOW, Stream
+from daemon.workers.stream import FAR, REPEATS, WINDOW, AnswerStream
 from stages.blip.descriptor import Caption
 from stages.clip.descriptor import Clip, Embedding
 from stages.contract.base import Limits, Result, StageSpec
@@ -52,15 +52,15 @@ def batched(items: Iterable[Kind], size: int) -> Iterator[list[Kind]]:
         yield batch
 
 
-def open_stream(result: type[Result], usual: Sequence[bytes]) -> Stream:
+def open_stream(result: type[Result], usual: Sequence[bytes]) -> AnswerStream:
     """It knows what is usual."""
-    stream = Stream(result)
+    stream = AnswerStream(result)
     feed(stream, usual, POOL)
     assert not stream.is_doubtful
     return stream
 
 
-def feed(stream: Stream, payloads: Sequence[bytes], count: int) -> int:
+def feed(stream: AnswerStream, payloads: Sequence[bytes], count: int) -> int:
     """Images in batches of 8, until they are a doubt; how many these were."""
     for number, batch in enumerate(batched(islice(cycle(payloads), count), 8), 1):
         stream.note(batch)
@@ -142,7 +142,7 @@ def test_embeddings_that_are_no_numbers_do_not_stay_in_the_mean() -> None:
 
 
 def test_of_a_stage_with_another_type_of_result_only_repeats_count() -> None:
-    stream = Stream(Hash)
+    stream = AnswerStream(Hash)
     answers = [msgspec.json.encode(Hash(f"{number:016x}")) for number in range(2)]
     assert feed(stream, answers, 10 * WINDOW) == 10 * WINDOW
     assert feed(stream, answers[:1], 10 * WINDOW) <= REPEATS + 8
