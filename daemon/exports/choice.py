@@ -228,12 +228,14 @@ def _unique(records: Iterable[Record]) -> Iterator[Record]:
 
 def _filter(records: Iterable[Record], where: str, columns: ExportColumns) -> Iterator[Record]:
     """Those for which the condition is true. Raises WrongArgument."""
-    found = iter(records)
+    found, is_empty = iter(records), True
     with open_condition(where, columns) as condition:
         while chunk := list(itertools.islice(found, CHUNK)):
             matching = condition.find(chunk)
+            is_empty = is_empty and not matching
             yield from (record for record in chunk if record.id in matching)
-        condition.check_labels()
+        if is_empty:
+            condition.check_labels()
 
 
 def parse_ratio(text: str) -> dict[str, float]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -154,5 +155,9 @@ def _table_row(model: dict[str, Any]) -> str:
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
+_CONTROLS = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+
+
 def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+    """Also as YAML, which refuses these characters where JSON does not."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", msgspec.json.encode(value).decode())

@@ -54,13 +54,16 @@ class _Meta(msgspec.Struct, frozen=True):
 
 class LabelTask(msgspec.Struct):
     data: dict[str, Any]
-    meta: _Meta | None = None
+    meta: Any = None  # people may have something else there
     annotations: list[_Answer] | None = None
     completions: list[_Answer] | None = None  # as they were called before version 1.0
 
     @property
     def about(self) -> Exported:
-        return self.meta.visiond if self.meta else Exported()
+        try:
+            return msgspec.convert(self.meta, _Meta).visiond
+        except msgspec.ValidationError:
+            return Exported()
 
 
 def read_label_studio(tasks: Sequence[LabelTask], left_out: LeftOut) -> Iterator[Said]:

@@ -92,8 +92,15 @@ def _of_people(
         if origin := labels.get(digest, {}).get(said.kind):
             yield said._replace(digest=digest, origin=origin)
         elif said.value:
-            corrected = f"answers of models; if people have corrected them, delete {MANIFEST}"
-            left_out(corrected if digest != "sha256:" else "boxes whose image is not in the folder")
+            left_out(_explain_left(said, digest, folder))
+
+
+def _explain_left(said: Said, digest: str, folder: Path) -> str:
+    if digest == "sha256:":
+        return "boxes whose image is not in the folder"
+    if not said.digest and not (folder / said.name).is_symlink():
+        return "boxes of models, or of an image that another program has written anew since the export"
+    return f"answers of models; if people have corrected them, delete {MANIFEST}"
 
 
 def _read_folder(folder: Path, left_out: LeftOut) -> Iterator[Said]:

@@ -18,6 +18,7 @@ LONGEST_CELL = 1 << 26  # characters: Python's own limit is 131,072
 NAMES = ("digest", "location", "path", "file_name", "filename", "file", "image", "name")
 LABELLED = (Kind.TAGS, Kind.CAPTION, Kind.TEXT)  # columns
 LABELS = "labels"  # the column of an export
+ANSWERS = "answers of models; if people have corrected them, keep only those columns and digest"
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # as Excel writes "Unicode text"
 
 
@@ -37,15 +38,18 @@ def read_csv(file: Path, left_out: LeftOut) -> Iterator[Said]:
             for row in rows:
                 if None in row:
                     raise ValueError("it has more cells than the header; a cell with commas needs quotes")
-                yield from _read_row(row, as_typed(row[key]), kinds)
+                yield from _read_row(row, as_typed(row[key]), kinds, left_out)
         except (csv.Error, SyntaxError, ValueError, msgspec.MsgspecError) as error:
             raise WrongArgument(f"{file}, line {rows.line_num}: {error}.") from None
 
 
-def _read_row(row: Mapping[str, str], name: str, kinds: Sequence[Kind]) -> Iterator[Said]:
+def _read_row(row: Mapping[str, str], name: str, kinds: Sequence[Kind], left_out: LeftOut) -> Iterator[Said]:
     """kinds: none for an export. Raises ValueError, SyntaxError, msgspec.MsgspecError."""
     if not kinds:
-        yield from _read_exported(name, as_typed(row[LABELS]))
+        said = [*_read_exported(name, as_typed(row[LABELS]))]
+        yield from said
+        for _ in {kind for kind in LABELLED if row.get(kind)} - {each.kind for each in said}:
+            left_out(ANSWERS)
     cells = ((kind, as_typed(row[kind])) for kind in kinds)
     yield from (Said(name, kind, _value_of(kind, cell)) for kind, cell in cells if cell)
 

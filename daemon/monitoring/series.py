@@ -294,7 +294,7 @@ class Series:
         )
         self.worker_preparations = gauge(
             "visiond_worker_preparations",
-            "What a worker has prepared for its GPU since it started, while images waited.",
+            "What a worker has prepared for its GPU since it started. It grows no more after the first thousands of images.",
             ["worker", "preparation"],
         )
 

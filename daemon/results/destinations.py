@@ -131,14 +131,14 @@ class Destination:
         folders.add(os.path.dirname(write_sidecar(record, *self.paths_of(record, placed.location))))
         self.known[1].check()  # it exists from now on
         if self.bins_mode == "link":
-            self.attempt(record, lambda: self.leave_other_bins(record))
+            self.attempt(record, lambda: self.leave_other_bins(record, folders))
         return placed
 
     def send_away(self, record: Record) -> None:
         """Move or delete a file whose contents are images of their own now, as the inbox says; a reason of an earlier
         attempt goes. It may be called again. Raises Held; OSError if the disk is full or fails."""
         self.check()
-        self.attempt(record, lambda: self._forget_reason(record))
+        self.attempt(record, lambda: self._forget_reason(record, set()))
         if self.on_success == "delete":
             _put(record, _INBOX, record.location, lambda: sources.delete(record))
         elif self.on_success == "move" or record.has_moved:  # with "keep" out of the failed folder
@@ -181,7 +181,7 @@ class Destination:
 
     def _place(self, record: Record, folders: set[bytes]) -> Placed:
         """folders: as of `publish`."""
-        self.attempt(record, lambda: self._forget_reason(record))
+        self.attempt(record, lambda: self._forget_reason(record, folders))
         held, placed = None, Placed(record.id)
         try:
             placed = self._move(record, folders)
@@ -196,7 +196,7 @@ class Destination:
                 folders.add(self._fill_bin(present))
             except Held as trouble:
                 held = held or Held(str(trouble), placed)
-            self.attempt(record, lambda: self.leave_other_bins(present))
+            self.attempt(record, lambda: self.leave_other_bins(present, folders))
         if self.on_success == "delete":
             _put(record, _INBOX, record.location, lambda: sources.delete(record), SCARCE)
             folders.add(os.path.dirname(record.location))
@@ -204,9 +204,9 @@ class Destination:
             raise held
         return placed
 
-    def _forget_reason(self, record: Record) -> None:
-        """Remove the reason of an attempt or an earlier version that failed,
-        unless it is next to that version's file."""
+    def _forget_reason(self, record: Record, folders: set[bytes]) -> None:
+        """Remove the reason of an attempt or an earlier version that failed, unless it is next to that version's file.
+        folders: as of `publish`."""
         if self.known[1].was_missing:  # nothing had failed yet
             return
         for first, second in (self.reason_paths(record), self.numbered_reason_paths(record)):
@@ -214,16 +214,20 @@ class Destination:
                 with contextlib.suppress(NotADirectoryError):
                     os.lstat(first)
                 for path in (first, second):
-                    if is_reason_of(record.path, path):
-                        unlink(path)
+                    if is_reason_of(record.path, path) and unlink(path):
+                        folders.add(os.path.dirname(path))
 
-    def leave_other_bins(self, record: Record) -> None:
-        """Remove it from other bins: an earlier version of the file, or an earlier rule,
-        may have put it there."""
+    def leave_other_bins(self, record: Record, folders: set[bytes]) -> None:
+        """Remove it from other bins: an earlier version of the file, or an earlier rule, may have put it there. folders: as
+        of `publish`."""
         for name in self.known_bins - {os.fsencode(record.bin)}:
             path = os.path.join(self.bins, name, record.path)
-            if path != record.location and (self.bins_mode != "link" or os.path.islink(path)):
-                unlink(path)
+            if (
+                path != record.location
+                and (self.bins_mode != "link" or os.path.islink(path))
+                and unlink(path)
+            ):
+                folders.add(os.path.dirname(path))
 
     def attempt(self, record: Record, step: Callable[[], object]) -> None:
         """Remove something of earlier, which other files or permissions may make impossible: then it is skipped and logged.
@@ -372,10 +376,12 @@ def write_whole(path: bytes, data: bytes) -> None:
         raise
 
 
-def unlink(path: bytes) -> None:
-    """Remove a file, unless there is a folder, or a parent folder is a file or a link to nowhere."""
+def unlink(path: bytes) -> bool:
+    """Remove a file, unless there is a folder, or a parent folder is a file or a link to nowhere. Returns whether it did."""
     try:
         os.unlink(path)
     except OSError as error:
         if error.errno not in _NOTHING_THERE:
             raise
+        return False
+    return True

@@ -248,11 +248,10 @@ def _clear(destination: Destination, record: Record) -> set[bytes]:
     for file in mine:
         destination.attempt(record, partial(os.unlink, file))
     is_taken = any(owners[file] not in (None, record.id) for file in results)
-    bins: list[bytes] = []
+    folders = {os.path.dirname(file) for file in mine}
     if record.status is JobStatus.DONE and destination.bins_mode in ("link", "copy") and not is_taken:
-        destination.attempt(record, partial(destination.leave_other_bins, record))
-        bins = [os.path.join(destination.bins, name, record.path) for name in destination.known_bins]
-    return {os.path.dirname(file) for file in [*mine, *bins]}
+        destination.attempt(record, partial(destination.leave_other_bins, record, folders))
+    return folders
 
 
 class _Numbered(msgspec.Struct):

@@ -2,7 +2,7 @@
 
 A broken GPU, driver or library may give wrong answers without an error. So this happens in each thread before its first
 image, if the setup says so, and again and again between two batches, or once an hour in a worker that rests. It costs at most a
-thousandth of the work, or what one look an hour costs if that is more: see `is_due`.
+thousandth of the work, or what one look an hour costs if that is more, and a hundredth while answers raise doubts (`is_due`).
 """
 
 from __future__ import annotations
@@ -69,9 +69,8 @@ class Canary:
             if self._clock() < self._read_at + READ_SECONDS:
                 return
             self._read_at = self._clock()
-            outputs = [
-                outcome.outputs for outcome in reply.outcomes[:: math.ceil(len(reply.outcomes) / MOST_READ)]
-            ]
+            step = math.ceil(len(reply.outcomes) / MOST_READ)
+            outputs = [outcome.outputs for outcome in reply.outcomes[::step]]
             for stage, stream in self._streams.items():
                 stream.note([output[stage].payload for output in outputs if stage in output])
 
@@ -107,14 +106,15 @@ class Canary:
 
     def wait_seconds(self) -> float:
         """How long a thread without images may wait until it asks whether a look is due. A worker that rests has its first look
-        after the pause, and then one an hour, so that it seldom wakes a machine that sleeps."""
+        after the pause, and then one an hour, so that it seldom wakes a GPU that saves power."""
         with self._lock:
             longest = HOUR_SECONDS if self._seconds else PAUSE_SECONDS
             return max(0.0, min(self._began_at + longest, self._early_from()) - self._clock())
 
     def _early_from(self) -> float:
         """When a look is due because of a doubt."""
-        if not any(stream.is_doubtful for stream in self._streams.values()):
+        is_looking = self._seconds == math.inf
+        if is_looking or not any(stream.is_doubtful for stream in self._streams.values()):
             return math.inf
         pause = max(EARLY_SECONDS, REST * self._seconds)
         return max(self._began_at + PAUSE_SECONDS, self._early_at + pause)

@@ -58,7 +58,7 @@ class BlipStage(CaptionStage):
 
     def forward(self, pixels: Sequence[Tensor]) -> Tensor:
         """Token ids of the captions on the host, without the beginning-of-text token, which is the same for all."""
-        embedded = self.embed(pad_batch(self.prepare(pixels), self.spec.batch_size))
+        embedded = self.embed(pad_batch(self.prepare(pixels), self.spec.batch_size, self.name))
         return self.captioner(embedded[: len(pixels)])[:, 1:]
 
     def _make_captioner(self, model: BlipForConditionalGeneration) -> Captioner:

@@ -79,7 +79,7 @@ class ClassifierStage(VisionStage[Tensor]):
 
     def forward(self, pixels: Sequence[Tensor]) -> Tensor:
         """The score of each label, [images, labels], float32 on the host."""
-        prepared = pad_batch(self.prepare(pixels), self.spec.batch_size)
+        prepared = pad_batch(self.prepare(pixels), self.spec.batch_size, self.name)
         numbers: Tensor = self.model(pixel_values=prepared).logits[: len(pixels)].float()
         return ACTIVATE[self.activation](numbers).cpu()
 

@@ -74,7 +74,7 @@ class ClipStage(VisionStage[tuple[Tensor, Tensor, Tensor]]):
 
     def embed(self, pixels: Sequence[Tensor]) -> Tensor:
         """The vision tower's answer for each image, [images, dim], before its projection."""
-        return self.tower(pad_batch(self.prepare(pixels), self.spec.batch_size))[: len(pixels)]
+        return self.tower(pad_batch(self.prepare(pixels), self.spec.batch_size, self.name))[: len(pixels)]
 
     def speed_up(self, vision: Any) -> Any:
         speed_up_patches(vision)

@@ -25,7 +25,7 @@ UNFAMILIAR = "not a scene of the demonstration pack"
 # Images of the batches of a GPU with much memory. With smaller ones, stages save memory even if that takes time.
 FULL_BATCH = 128
 SIZE_STEP = 16  # images, between the sizes of large batches: a GPU fills others up with empty ones
-# What this process has prepared for its GPU so far, while images waited. Threads may miscount a little.
+# What this process has prepared for its GPU so far: images wait for what comes after the load. Threads may miscount a little.
 PLAN, RECORDING, COMPILATION = PREPARATIONS = ("plan", "recording", "compilation")
 PREPARED = Counter[str]()
 

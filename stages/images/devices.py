@@ -140,7 +140,7 @@ def warm_up_size(device: str, batch_size: int) -> int:
     return 1 if device == "cpu" else batch_size
 
 
-def pad_batch(batch: torch.Tensor, most: int) -> torch.Tensor:
+def pad_batch(batch: torch.Tensor, most: int, network: str) -> torch.Tensor:
     """On a GPU, a batch [N, ...] with rows of zeros up to one of a few sizes, and at most `most`. cuDNN plans its convolutions
     and its attention again for each size that is new to a thread, which takes YOLOv8n about 0.1 s on an H200, ten times as long
     as the batch."""
@@ -148,15 +148,15 @@ def pad_batch(batch: torch.Tensor, most: int) -> torch.Tensor:
         return batch
     more = min(padded_size(len(batch)), max(most, len(batch))) - len(batch)
     padded = F.pad(batch, (0, 0) * (batch.ndim - 1) + (0, more)) if more else batch
-    note_plan(padded.shape)
+    note_plan(network, padded.shape)
     return padded
 
 
-def note_plan(shape: tuple[int, ...]) -> None:
-    """Count it if this thread has seen no batch of this shape."""
-    known = _planned.__dict__.setdefault("shapes", set())
-    if shape not in known:
-        known.add(shape)
+def note_plan(network: str, shape: tuple[int, ...]) -> None:
+    """Count it if this network has had no batch of this shape in this thread."""
+    known = _planned.__dict__.setdefault("batches", set())
+    if (network, shape) not in known:
+        known.add((network, shape))
         PREPARED[PLAN] += 1
 
 

@@ -95,7 +95,7 @@ class YoloStage(Stage):
 
     def _forward(self, pixels: Sequence[Tensor], boxes: Sequence[Letterbox]) -> Tensor:
         """The network's predictions on the host, without most of those that suppression would drop."""
-        canvases = pad_batch(fill_canvases(pixels, boxes, self.dtype), self.spec.batch_size)
+        canvases = pad_batch(fill_canvases(pixels, boxes, self.dtype), self.spec.batch_size, self.name)
         predictions = self.network(canvases)[: len(pixels)]
         return (
             predictions if self.model.is_end_to_end else keep_confident(predictions, self.options.conf)

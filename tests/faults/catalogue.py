@@ -47,9 +47,8 @@ from tests.faults.clocks import HOUR, YEAR
 from tests.inputs import CATALOGUE, ODD, mutate
 
 RATE_KEPT = 0.95
-MOST_GROWTH = (
-    9 / 8
-)  # of memory: workers keep what they free, and how much of it depends on what meets in them
+# Of memory: workers keep what they free, and how much of it depends on what meets in them.
+MOST_GROWTH = 9 / 8
 REAL = {"backend": ""}
 PYTEST_ROOT = Path(__file__).parent.parent
 

@@ -586,22 +586,23 @@ async def test_conditions_have_boxes_lines_and_scores_of_tags(scored: Reader, tm
         assert numbers_of(scored, tmp_path / "a.jsonl", where=[where]) == expected, where
 
 
-async def test_a_label_that_no_image_has_is_refused_with_the_nearest_one(
+async def test_a_label_that_no_image_has_is_refused_with_the_nearest_one_if_it_chooses_none(
     scored: Reader, tmp_path: Path
 ) -> None:
     for where, hint in (
         ("object_score('dgo') > 0.8", r"object_score\('dgo'\), and none .* did you mean 'dog'\?"),
-        ("coalesce(tag_score('unheard of'), 0) < 0.5", "they have for example "),
+        ("tag_score('unheard of') > 0.5", "they have for example "),
         ("object_scor('dog') > 0.8", r"no such function: object_scor\b.* did you mean object_score\?"),
         ("near_duplicate_of IS NULL", "near_duplicate_of needs --near"),
         ("text_line IS NULL", r"did you mean text_lines\?"),
     ):
         with pytest.raises(WrongArgument, match=hint):
             numbers_of(scored, tmp_path / "a.jsonl", where=[where])
-    assert (
-        numbers_of(scored, tmp_path / "a.jsonl", where=["detections IS NULL", "object_score('dgo') > 0"])
-        == []
-    )
+    for wheres, expected in (
+        (["detections IS NULL", "object_score('dgo') > 0"], []),  # of one image, which has no objects
+        (["object_score('zebra') IS NULL"], [*range(1, 7)]),
+    ):
+        assert numbers_of(scored, tmp_path / "a.jsonl", where=wheres) == expected
 
 
 def test_the_conditions_of_the_docs_are_conditions() -> None:

@@ -25,6 +25,7 @@ from PIL import Image
 
 from daemon.core.labels import Kind, Label, ObjectLabel
 from daemon.core.messages import Output
+from daemon.exports import huggingface
 from daemon.exports.answered import Answered, ImageAnswers
 from daemon.exports.columns import ExportColumns
 from daemon.exports.datasets import name_images, name_inboxes, write_images
@@ -657,3 +658,8 @@ def test_label_studio_has_no_empty_control_and_people_can_draw_the_first_box(
     boxes = {"RectangleLabels", "Label"} if "yolo" in stages else set()
     assert {element.tag for element in config.iter()} == {"View", "Image", "Rectangle", "TextArea"} | boxes
     assert [each.get("value") for each in config.iter("Label")] == (["object"] if boxes else [])
+
+
+def test_names_in_a_card_are_yaml_whatever_characters_they_have() -> None:
+    names = ["a\x7fb", "\x85", "\x9f", "é", "\u2028", "\ufffe", '"', "\n"]
+    assert yaml.safe_load(huggingface._json(names)) == names

@@ -8,11 +8,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from daemon.core.errors import WrongArgument
 from daemon.core.labels import Kind, ObjectLabel, Said
+from daemon.labels.label_studio import LabelTask
 from daemon.labels.reading import read_labels
+from daemon.labels.saying import Exported
+from daemon.labels.table import ANSWERS
 from stages.scenes.generator import write_samples
 from stages.scenes.truth import TRUTH, read_truth
 
@@ -335,3 +339,20 @@ def test_a_file_that_is_something_else_is_refused_with_what_it_should_be(
         (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(WrongArgument, match=expected):
         read(tmp_path / name)
+
+
+def test_corrections_in_the_answers_of_an_exported_table_are_counted(tmp_path: Path) -> None:
+    label = json.dumps({"tags": {"value": ["cat"], "origin": "me"}}).replace('"', '""')
+    (tmp_path / "a.csv").write_text(
+        f'digest,tags,caption,clip_similarity,labels\nsha256:0,"[""dog""]",corrected,0.3,"{label}"\n'
+    )
+    left_out = Counter[str]()
+    said = [*read_labels(tmp_path / "a.csv", lambda why: left_out.update([why]))]
+    assert [(each.kind, each.value) for each in said] == [(Kind.TAGS, ["cat"])]
+    assert list(left_out.items()) == [(ANSWERS, 1)]
+
+
+def test_meta_that_is_not_of_visiond_is_passed_over() -> None:
+    for meta in ("words", [1], {"visiond": 3}, None):
+        task = msgspec.convert({"data": {"image": "a.jpg"}, "meta": meta}, LabelTask)
+        assert task.about == Exported()

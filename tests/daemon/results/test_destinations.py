@@ -277,6 +277,18 @@ def test_every_folder_in_which_a_file_was_added_or_removed_is_flushed(
     assert {os.path.relpath(os.fsdecode(folder), tmp_path) for folder in publication.folders} == expected
 
 
+def test_a_folder_from_which_an_earlier_result_is_removed_is_flushed_too(tmp_path: Path) -> None:
+    destination = open_destination(tmp_path, "link")
+    destination.publish(drop(tmp_path, b"sub/a.jpg", **FAILED), set())
+    for bin, expected in (
+        ("A", {"failed/sub", "results/sub", "bins/A/sub"}),
+        ("B", {"bins/A/sub", "bins/B/sub", "results/sub"}),
+    ):
+        record = drop(tmp_path, b"sub/a.jpg", bin=bin)
+        folders = publish_records([record], {record.inbox: destination}).folders
+        assert {os.path.relpath(os.fsdecode(folder), tmp_path) for folder in folders} == expected
+
+
 def test_an_image_that_becomes_done_leaves_the_failed_folder(tmp_path: Path) -> None:
     destination, record = open_destination(tmp_path, on_success="move"), drop(tmp_path, **FAILED)
     placed = destination.publish(record, set())

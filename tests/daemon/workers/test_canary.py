@@ -273,6 +273,16 @@ def test_doubts_cause_no_look_within_some_minutes_and_none_that_takes_more_than_
         assert canary.is_due(0)
 
 
+def test_a_second_look_does_not_begin_during_one_that_lasts() -> None:
+    chain, canary, clock = open_fake()
+    clock.now = PAUSE_SECONDS
+    work(chain, canary, REPEATS, different=False)
+    assert canary.is_due(0)
+    clock.now += 2 * PAUSE_SECONDS
+    assert not canary.is_due(0)
+    assert canary.wait_seconds() > 0
+
+
 def test_of_many_answers_only_eight_of_four_batches_a_second_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -69,15 +69,15 @@ def test_each_size_that_is_new_to_a_thread_and_each_kernel_that_is_compiled_is_c
     monkeypatch.setattr(devices, "PREPARED", prepared := Counter[str]())
 
     def work() -> None:
-        for count in (16, 32, 16, 32, 16):
-            devices.note_plan((count, 3, 224, 224))
+        for network, count in (("clip", 16), ("clip", 32), ("blip", 16), ("clip", 16), ("clip", 32)):
+            devices.note_plan(network, (count, 3, 224, 224))
 
     for thread in [threading.Thread(target=work) for _ in range(2)]:
         thread.start()
         thread.join()
     for cache_hit in (True, False, True):
         devices.note_compilation(src=None, times=None, cache_hit=cache_hit)
-    assert prepared == {"plan": 4, "compilation": 1}
+    assert prepared == {"plan": 6, "compilation": 1}
 
 
 def test_batches_are_as_full_as_allowed() -> None:
