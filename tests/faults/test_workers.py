@@ -124,8 +124,9 @@ def test_a_worker_that_hangs_with_the_interpreter_lock_held_is_replaced_in_time(
 
 
 def test_a_machine_that_is_too_slow_for_full_batches_loses_one_worker_and_no_image(tmp_path: Path) -> None:
-    slow = {"batch_size": 16, "options": {"latency_per_image_seconds": 0.02}}
-    place = Place(tmp_path, {"stages": {"ocr": slow}, "pipeline": {"batch_timeout_seconds": 0.15}})
+    # 16 images take longer than the limit; 8 are done 0.2 s before it, which a busy machine seldom takes from them.
+    slow = {"batch_size": 16, "options": {"latency_per_image_seconds": 0.04}}
+    place = Place(tmp_path, {"stages": {"ocr": slow}, "pipeline": {"batch_timeout_seconds": 0.52}})
     place.drop_many(range(64))
     run = place.run_once()
     assert run.returncode == 0, run.stderr
