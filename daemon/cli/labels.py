@@ -91,7 +91,8 @@ def import_labels(
     store = LabelStore(settings.state.path)
     known_as = (origin or os.path.basename(os.path.abspath(file))).encode(errors="replace").decode()
     rows = [
-        (digest, kind, each.value, origin or each.origin or known_as) for (digest, kind), each in kept.items()
+        (digest, kind, each.value, (not origin and each.origin) or known_as)
+        for (digest, kind), each in kept.items()
     ]
     replaced = store.keep(rows) if rows else 0
     _print_kept(Counter(str(kind) for _, kind in kept), replaced, found, left_out, as_json=as_json)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Collection, Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -244,6 +245,11 @@ class Ending(msgspec.Struct, array_like=True, frozen=True):
     def keeps_result(self) -> bool:
         """Whether the image is DONE with its previous result, because its file is gone or is a repeat."""
         return self.status is JobStatus.GONE and (self.job.has_result or self.is_repeat)
+
+
+def list_published(endings: Iterable[Ending], newest: Collection[int]) -> list[Ending]:
+    """Those that get files. newest: the ids of those that no newer version of their file has replaced."""
+    return [each for each in endings if each.status in RECORDED and each.job.id in newest]
 
 
 class Placed(msgspec.Struct, array_like=True, frozen=True):

@@ -7,7 +7,7 @@ import hashlib
 import os
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -17,6 +17,10 @@ from stages.contract.base import Provenance
 from stages.contract.binning import Bin
 from stages.contract.files import NotAFile, open_file
 from stages.registry.registry import BUILT_IN, STAGES, decode, kind_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 SCHEMA = "visiond/1"
 # Of results, in their order; those of other stages have their names.
@@ -150,6 +154,13 @@ def describe_source(inbox: bytes, image: NamedVersion, content: Described) -> di
 def path_of(source: Source) -> bytes:
     """The file's path in its inbox."""
     return base64.b64decode(source.path_base64) or source.path.encode()
+
+
+def unpack_embedding(text: str, dtype: str) -> NDArray[np.floating[Any]]:
+    """The values of an embedding: `base64` and `dtype` of the answer."""
+    import numpy as np
+
+    return np.frombuffer(base64.b64decode(text), "<f2" if dtype == "float16" else "<f4")
 
 
 @lru_cache(64)  # images that were admitted or finished together have the same timestamp

@@ -3,7 +3,6 @@ embeddings, boxes and scores."""
 
 from __future__ import annotations
 
-import base64
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
@@ -12,6 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from daemon.core.errors import MissingLibrary
+from daemon.core.sidecar import unpack_embedding
 
 CHUNK = 1024  # rows in a row group, and in memory: some megabytes with embeddings
 
@@ -114,8 +114,7 @@ def vector_of(document: dict[str, Any]) -> Any:
     if "clip" not in document:
         return None
     embedding = document["clip"]["embedding"]
-    kind = "<f2" if embedding["dtype"] == "float16" else "<f4"
-    return np.frombuffer(base64.b64decode(embedding["base64"]), kind).astype(np.float32)
+    return unpack_embedding(embedding["base64"], embedding["dtype"]).astype(np.float32)
 
 
 def _embeddings(vectors: list[Any], kind: Any) -> Any:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import structs
 
 from daemon import __version__
-from daemon.core.jobs import RECORDED, Ending, JobStatus, Version, reason_of
+from daemon.core.jobs import Ending, JobStatus, Version, list_published, reason_of
 from daemon.core.messages import Output
 from daemon.core.sidecar import KEYS, SCHEMA, describe_source, timestamp
 from daemon.ledger import checksums
@@ -277,9 +277,7 @@ class Committed(NamedTuple):
 
     def published(self) -> list[Record]:
         """Of those that get files."""
-        return [
-            self.records[e.job.id] for e in self.endings if e.status in RECORDED and e.job.id in self.newest
-        ]
+        return [self.records[each.job.id] for each in list_published(self.endings, self.newest)]
 
 
 def notices_of(records: Iterable[Record]) -> Iterator[tuple[str, str]]:

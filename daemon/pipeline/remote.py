@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from daemon.core.errors import ModelsUnusable, NoWorkersLeft
-from daemon.core.jobs import RECORDED, Ending
+from daemon.core.jobs import Ending, list_published
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import LaneState, StationState, WorkerState
 from daemon.pipeline import station, wire
@@ -273,8 +273,8 @@ class RemoteStation:
         self._losses = 0
         coordinator = self._of_pipeline()
         endings = [ending for image in call.images if (ending := coordinator.schedule.entries[image].ending)]
-        published = [e for e in endings if e.status in RECORDED and e.job.id in call.newest]
-        records = [coordinator.record_of(ending) for ending in published] if coordinator.has_sinks else []
+        published = list_published(endings, call.newest) if coordinator.has_sinks else []
+        records = [coordinator.record_of(ending) for ending in published]
         publication = Publication(call.placed, call.held, set(call.folders), records, call.begun_at)
         await coordinator.note_published(Published(endings, call.newest, publication))
         self._send(wire.Done(call.number))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import os
 import re
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daemon.core.jobs import JobStatus
+from daemon.core.sidecar import unpack_embedding
 from daemon.ledger.record import Record
 from stages.contract.binning import likely_tags, text_of
 from stages.registry.registry import kind_of
@@ -72,8 +72,8 @@ def make_entry(number: int, record: Record) -> Document:
 
 
 def _embedding_of(answer: Mapping[str, Any]) -> NDArray[np.float16]:
-    raw, dtype = base64.b64decode(answer["embedding"]["base64"]), answer["embedding"]["dtype"]
-    return np.frombuffer(raw, dtype="<f2" if dtype == "float16" else "<f4").astype(np.float16)
+    embedding = answer["embedding"]
+    return unpack_embedding(embedding["base64"], embedding["dtype"]).astype(np.float16)
 
 
 def _signs_of(answer: Mapping[str, Any]) -> NDArray[np.float16]:

@@ -6,13 +6,13 @@ with one kind of picture, are no fault. If the known images are right, what the 
 
 from __future__ import annotations
 
-import binascii
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from daemon.core.sidecar import unpack_embedding
 from daemon.workers.judging import SAME_COSINE
 from stages.blip.descriptor import Caption
 from stages.clip.descriptor import Clip, Embedding
@@ -55,9 +55,7 @@ def measure_embeddings(payloads: Sequence[bytes]) -> Numbers:
     import numpy as np
 
     said = [read_embedded(payload).embedding for payload in payloads]
-    values = b"".join([binascii.a2b_base64(each.base64) for each in said])
-    form = "<f2" if said[0].dtype == "float16" else "<f4"
-    rows = np.frombuffer(values, form).reshape(len(said), -1).astype(np.float32)
+    rows = np.stack([unpack_embedding(each.base64, each.dtype) for each in said]).astype(np.float32)
     rows = np.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
     lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
     units: Numbers = rows / np.maximum(lengths, 1e-6)
