@@ -24,7 +24,14 @@ Quads = NDArray[np.float32]  # [N, 4, 2]: x, y of the corners, clockwise from to
 SQUARE = np.ones((2, 2), dtype=np.uint8)
 WINDOW = np.ones((3, 3), dtype=np.uint8)  # which holds a speck
 RING = np.pad(1 - WINDOW, 1, constant_values=1)  # around it
-NEIGHBORS = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]], dtype=np.uint8)
+# The pixels beside a window of 2×2 or 3×3, but for those at its corners: they enclose a hole in it.
+FENCES = [
+    np.array(
+        [[int((0 < y <= size) != (0 < x <= size)) for x in range(size + 2)] for y in range(size + 2)],
+        np.uint8,
+    )
+    for size in (2, 3)
+]
 MOST_CONTOURS = 1000
 SHORTEST_SIDE = 3  # pixels, of a box in the map
 SHORTEST_GROWN_SIDE = 5
@@ -66,11 +73,16 @@ def level_of(threshold: float, itemsize: int) -> float:
 
 
 def drop_specks(mask: Any) -> Any:
-    """A mask without what is alone in a window of 3×3 pixels, and with holes of one pixel filled: the least rectangles
-    around these are thinner than SHORTEST_SIDE."""
+    """A mask without what is alone in a window of 3×3 pixels, as the least rectangle around it is thinner than SHORTEST_SIDE;
+    and with what is enclosed in a window of 2×2 or 3×3 filled, as nobody looks at holes."""
     beside = cv2.dilate(mask, RING, borderType=cv2.BORDER_CONSTANT, borderValue=0)
-    is_hole = cv2.erode(mask, NEIGHBORS, borderType=cv2.BORDER_CONSTANT, borderValue=0)
-    return cv2.bitwise_or(cv2.bitwise_and(mask, cv2.erode(beside, WINDOW)), is_hole)
+    kept = cv2.bitwise_and(mask, cv2.erode(beside, WINDOW))
+    for window, fence in zip((SQUARE, WINDOW), FENCES, strict=True):
+        # of a window's first pixel
+        is_enclosed = cv2.erode(mask, fence, anchor=(1, 1), borderType=cv2.BORDER_CONSTANT, borderValue=0)
+        last = len(window) - 1
+        kept = cv2.bitwise_or(kept, cv2.dilate(is_enclosed, window, anchor=(last, last)))
+    return kept
 
 
 def find_boxes(

@@ -173,7 +173,8 @@ def pack_mask_kernel(x_ptr, out_ptr, level, height, width, words, BITS: tl.const
 
 @triton.jit(do_not_specialize=["height", "words"])
 def mask_text_kernel(x_ptr, out_ptr, height, width, words, BITS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """A mask dilated by 2×2 pixels, then without what is alone in a window of 3×3 pixels, and with holes of one pixel filled.
+    """A mask dilated by 2×2 pixels, then without what is alone in a window of 3×3 pixels, and with what is enclosed in a window
+    of 2×2 or 3×3 filled.
 
     x, out: int32 [count, height, words], as from pack_mask_kernel.
     Grid: (blocks of BLOCK_M words, count).
@@ -198,8 +199,11 @@ def mask_text_kernel(x_ptr, out_ptr, height, width, words, BITS: tl.constexpr, B
     middle = is_beside(above2, above, here, below, below2) | outside
     lower = is_beside(above, here, below, below2, below3) | outside | tl.where(row < height - 1, 0, every)
     kept = spread(kept) & spread(middle) & spread(lower)
-    is_hole = (here << 1) & (here >> 1) & above & below
-    packed = (((here & kept) | is_hole) >> (BITS // 2)).to(tl.int32)
+    enclosed = is_fenced3(above3, above2, above, here, below) | is_fenced3(above2, above, here, below, below2)
+    enclosed |= is_fenced3(above, here, below, below2, below3)
+    small = is_fenced2(above2, above, here, below) | is_fenced2(above, here, below, below2)
+    filled = enclosed | (enclosed << 1) | (enclosed >> 1) | small | (small << 1)
+    packed = (((here & kept) | filled) >> (BITS // 2)).to(tl.int32)
     tl.store(out_ptr + map_ * height * words + offs_m, packed, mask=offs_m < height * words)
 
 
@@ -227,6 +231,20 @@ def is_beside(above2, above, here, below, below2):
     ends, sides = above2 | below2, above | here | below
     ends |= (ends << 1) | (ends >> 1)
     return ends | (ends << 1) | (ends >> 1) | (sides << 2) | (sides >> 2)
+
+
+@triton.jit
+def is_fenced3(above2, above, here, below, below2):
+    """Whether all beside each window of 3×3 pixels is set, but for what is at its corners."""
+    ends, sides = above2 & below2, above & here & below
+    return ends & (ends << 1) & (ends >> 1) & (sides << 2) & (sides >> 2)
+
+
+@triton.jit
+def is_fenced2(above, upper, lower, below):
+    """The same for windows of 2×2 pixels, of which the first pixel is meant."""
+    ends, sides = above & below, upper & lower
+    return ends & (ends >> 1) & (sides << 1) & (sides >> 2)
 
 
 @triton.jit
