@@ -69,7 +69,8 @@ class Decoded(msgspec.Struct, frozen=True):
 # The child
 # ------------------------------------------------------------------------------------------------------------
 
-CODECS = ("spng_decode", "png_decode", "webp_decode")  # which imagecodecs imports when they are looked up
+# Which imagecodecs imports when they are looked up.
+CODECS = ("spng_decode", "png_decode", "webp_decode", "deflate_decode")
 NOT_FOR_USERS = re.compile(r"<[^<>]* at 0x[0-9a-f]+>|(?<![\w.:])/[^\s'\",;:)]+/[^\s'\",;:)]*")
 
 

@@ -1,4 +1,4 @@
-"""On which ground a transparent picture is put, as the models see pictures without transparency."""
+"""Writes a picture without transparency, as the models see it: on which ground a transparent one is put."""
 
 from __future__ import annotations
 
@@ -12,9 +12,33 @@ CLEAR, OPAQUE, LIGHT, NEARLY_NONE = 16, 128, 192, 0.05  # alpha, alpha, gray lev
 CLEAR_STEP = 64  # gray levels
 FAR_MORE = 2.5  # times the contrast; black letters in a white outline have up to 2.3 times as much on black
 GRAYS = ("#808080", "#404040", "#c0c0c0")
+ONE_BYTE = ("1", "L")  # modes of Pillow that are written with one byte a pixel
+STRIP_PIXELS = 4_000_000  # converted at once, which limits the additional memory
 TILE = 16  # pixels of the sample, as much as a small letter
 HIDDEN = 0.22  # of the contrast that another ground gives: OCR reads letters of level 225 on white, and of 35 on black
 LOST = 0.1  # of all contrast
+
+
+def write_strips(image: Image.Image, out: memoryview) -> bool:
+    """Write the pixels, on their ground, as RGB or as one byte each if they are gray. Returns whether they are."""
+    width, height = image.size
+    ground = choose_ground(image) if image.has_transparency_data else "white"
+    mode = "L" if image.mode in ONE_BYTE and not image.has_transparency_data else "RGB"
+    rows, row_bytes = max(1, STRIP_PIXELS // width), len(mode) * width  # a byte for each letter
+    for top in range(0, height, rows):
+        bottom = min(top + rows, height)
+        strip = image if (top, bottom) == (0, height) else image.crop((0, top, width, bottom))
+        out[row_bytes * top : row_bytes * bottom] = _convert(strip, mode, ground).tobytes()
+    return mode == "L"
+
+
+def _convert(image: Image.Image, mode: str, ground: str) -> Image.Image:
+    if not image.has_transparency_data:
+        return image if image.mode == mode else image.convert(mode)
+    picture = Image.new(mode, image.size, ground)
+    transparent = image.convert("RGBA")
+    picture.paste(transparent, mask=transparent)
+    return picture
 
 
 def choose_ground(image: Image.Image) -> str:
