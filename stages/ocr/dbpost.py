@@ -117,12 +117,17 @@ def find_boxes(
 
 def find_outlines(mask: Mask) -> list[Any]:
     """The outlines, int32 points, of each region that may be text; not those of holes in regions, which rapidocr looks
-    at too. A point stands for each end of each row, so one of fewer than four rows, which is too thin, has fewer than 8."""
+    at too. A point stands for each end of each row, so one of fewer than four rows, which is too thin, has fewer than 8; one of
+    fewer than four columns is too thin as well."""
     outlines = cv2.findContoursLinkRuns(mask)[0]  # takes half as long as findContours
     thick = [outline for outline in outlines if len(outline) >= 2 * (SHORTEST_SIDE + 1)]
-    # A hole begins from right to left. Others are turned, as minAreaRect rounds by the order of the points.
-    kept = [outline for outline in thick if outline[0, 0, 0] <= outline[1, 0, 0]][:MOST_CONTOURS]
-    return [np.concatenate([outline[:1], outline[:0:-1]]) for outline in kept]
+    # A hole begins from right to left.
+    regions = (outline for outline in thick if outline[0, 0, 0] <= outline[1, 0, 0])
+    wide = (outline for outline in regions if cv2.boundingRect(outline)[2] > SHORTEST_SIDE)
+    # They are turned, as minAreaRect rounds by the order of the points.
+    return [
+        np.concatenate([outline[:1], outline[:0:-1]]) for outline in itertools.islice(wide, MOST_CONTOURS)
+    ]
 
 
 def enclose(outlines: Iterable[Any], shortest_side: float) -> tuple[Quads, NDArray[np.bool_]]:
@@ -160,10 +165,16 @@ def mean_inside(maps: Maps, owner: NDArray[np.int64], quads: Quads) -> NDArray[n
             (x, y), (u, v) = outlines[i, 0].tolist(), outlines[i, 2].tolist()
             means[i] = cv2.mean(around[max(y, 0) : v + 1, max(x, 0) : u + 1])[0]
         else:
-            inside = np.zeros(around.shape, dtype=np.uint8)
-            cv2.fillPoly(inside, [outlines[i]], 1)
-            means[i] = cv2.mean(around, inside)[0]
+            inside = cv2.fillPoly(np.zeros(around.shape, dtype=np.uint8), [outlines[i]], 255)
+            means[i] = mean_where(around, inside)
     return means / 255 if maps.dtype == np.uint8 else means
+
+
+def mean_where(values: Any, inside: Mask) -> float:
+    """cv2.mean of the values where `inside` is 255; for bytes in a quarter of its time."""
+    if values.dtype != np.uint8:
+        return float(cv2.mean(values, inside)[0])
+    return float(cv2.sumElems(cv2.min(values, inside))[0] * (1 / cv2.countNonZero(inside)))
 
 
 def grow(quads: Quads, ratio: float) -> NDArray[np.int32]:

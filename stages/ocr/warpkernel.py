@@ -92,6 +92,8 @@ def warp_kernel(table_ptr, matrices_ptr, out_ptr, count, BLOCK_M: tl.constexpr):
     height, width = tl.load(table_ptr + count).to(tl.int32), tl.load(table_ptr + 2 * count).to(tl.int32)
     crop_width = tl.load(table_ptr + 3 * count).to(tl.int32)
     crop_height = tl.load(table_ptr + 4 * count).to(tl.int32)
+    if tl.program_id(0) * BLOCK_M >= crop_width * crop_height:
+        return  # most blocks of small crops beside a large one
     offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     x, y = (offs_m % crop_width).to(tl.float64), (offs_m // crop_width).to(tl.float64)
     page_x = tl.load(matrices_ptr) * x + tl.load(matrices_ptr + count) * y + tl.load(matrices_ptr + 2 * count)
