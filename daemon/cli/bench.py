@@ -58,7 +58,7 @@ InputsOption = Annotated[
     option(
         "--inputs KIND,KIND",
         "Measure these kinds of files instead: standard, web, phone, screen, scan, mixed; or of one format and size "
-        "phone-12, phone-48, screen-photo, screen-window, scan-jpeg, scan-tiff.",
+        "phone-12, phone-48, screen-photo, screen-window, scan-jpeg, scan-tiff; or pages for OCR, letter and receipt.",
         panel=JOB,
     ),
 ]
@@ -103,6 +103,7 @@ def bench(
       visiond bench --second-look look.toml
       visiond bench --models rf-detr-small,./my-clip
       visiond bench --inputs phone,screen,mixed --count 1000 --repeat 4
+      visiond bench --inputs letter,receipt --pipeline 'stages = ["ocr"]'
     """
     from daemon.measure.place import Place
     from daemon.measure.report import show

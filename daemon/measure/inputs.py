@@ -19,7 +19,8 @@ from stages.scenes.inputs import PDF_PAGES, UNIFORM, copy_inputs, write_inputs
 
 STANDARD, MIXED = "standard", "mixed"
 PARTS = (STANDARD, "web", "phone", "screen", "scan")  # of the mixture
-KINDS = (*PARTS, *UNIFORM, MIXED)
+PAGES = ("letter", "receipt")  # with which others measure OCR alone
+KINDS = (*PARTS, *UNIFORM, *PAGES, MIXED)
 MEMORY_SECONDS = 5.0  # of feeding the workers from memory, if nothing else was asked for
 SEED = 0
 PDF = ".pdf"

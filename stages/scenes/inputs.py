@@ -1,4 +1,5 @@
-"""The files that people drop: pictures of the web, photographs of phones, screenshots and scans, for `visiond bench --inputs`.
+"""The files that people drop: pictures of the web, photographs of phones, screenshots, scans, and pages as others measure OCR
+with, for `visiond bench --inputs`.
 
 They are for measurements of speed, so formats, sizes and bytes are as usual, and there is no truth of what they show. The same
 seed and index give the same file on the same library versions with the same packages, some of which carry photographs.
@@ -20,7 +21,7 @@ from PIL import ExifTags, Image
 
 from stages.scenes.drawing import Pixels, add_grain, add_light, fill_gradient
 from stages.scenes.generator import TURNS, make_scene, map_processes
-from stages.scenes.pages import draw_page, draw_slide
+from stages.scenes.pages import draw_page, draw_receipt, draw_slide
 from stages.scenes.photographs import find_photographs
 from stages.scenes.sheets import Sheet, blank_sheet
 
@@ -30,6 +31,7 @@ WORTH_A_PROCESS = 4  # of them
 MEGAPIXELS = 1_000_000
 PHONE, LARGE_PHONE = (4032, 3024), (8064, 6048)
 A4_300_DPI = (2480, 3508)
+LETTER, RECEIPT = (762, 1000), (864, 1296)  # as large as in the data sets FUNSD and CORD
 PDF_PAGES = 4
 CROP = 1024  # pixels; enough to know how well an image compresses
 # Kinds whose files have one format and size: of so many files of the kind before the hyphen, which ones.
@@ -101,11 +103,30 @@ def draw_scan(rng: Random, index: int) -> tuple[str, bytes]:
     return ".pdf", encode_bits(pages, "PDF", save_all=True, resolution=300)
 
 
+def draw_letter(rng: Random, index: int) -> tuple[str, bytes]:
+    """A page of about 40 lines in gray at 100 dpi."""
+    sheet = blank_sheet(*LETTER, rng.uniform(12, 14), rng)
+    draw_page(sheet)
+    add_grain(sheet.pixels, rng, 0.05)
+    return ".png", encode(cv2.cvtColor(sheet.pixels, cv2.COLOR_RGB2GRAY), "PNG", compress_level=6)
+
+
+def draw_receipt_photograph(rng: Random, index: int) -> tuple[str, bytes]:
+    """A photograph of a receipt with about 30 texts, as a name and its price are two."""
+    sheet = blank_sheet(*RECEIPT, rng.uniform(38, 44), rng)
+    draw_receipt(sheet)
+    add_light(sheet.pixels, rng)
+    add_grain(sheet.pixels, rng, 0.05)
+    return ".jpg", encode(sheet.pixels, "JPEG", quality=90)
+
+
 DRAW: dict[str, Callable[[Random, int], tuple[str, bytes]]] = {
     "web": draw_web,
     "phone": draw_phone,
     "screen": draw_screen,
     "scan": draw_scan,
+    "letter": draw_letter,
+    "receipt": draw_receipt_photograph,
 }
 
 

@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
@@ -88,6 +89,18 @@ def test_scans_are_a4_at_300_dpi() -> None:
     jpeg, tiff = (Image.open(io.BytesIO(draw("scan", index)[1])) for index in (0, 5))
     assert jpeg.size == tiff.size == (2480, 3508)
     assert (tiff.mode, tiff.info["compression"], round(tiff.info["dpi"][0])) == ("1", "group4", 300)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "least"), [("letter", (762, 1000), 30), ("receipt", (864, 1296), 15)]
+)
+def test_pages_for_ocr_have_the_size_of_known_data_sets_and_many_rows_of_text(
+    kind: str, size: tuple[int, int], least: int
+) -> None:
+    image = Image.open(io.BytesIO(draw(kind, 0)[1]))
+    assert image.size == size
+    has_ink = (np.asarray(image.convert("L")) < 110).any(axis=1)
+    assert np.count_nonzero(np.diff(has_ink.astype(int)) == 1) >= least
 
 
 @pytest.mark.parametrize(("format", "options"), [("JPEG", {}), ("PNG", {}), ("WEBP", {}), ("TIFF", {})])
