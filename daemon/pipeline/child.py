@@ -29,8 +29,8 @@ from daemon.results.judge import Judge
 from daemon.system.cores import bind
 from daemon.system.lines import written_aside
 from daemon.system.log import set_up
+from daemon.system.printed import catch
 from daemon.system.retry import Hurried
-from daemon.system.stray import catch
 from daemon.workers.opening import open_lanes
 from stages.contract.processes import die_with
 

@@ -22,11 +22,11 @@ from daemon.core.jobs import Ending, list_published
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import LaneState, StationState, WorkerState
 from daemon.pipeline import station, wire
-from daemon.pipeline.relay import Relayed
 from daemon.pipeline.schedule import Schedule
 from daemon.pipeline.station import Published
 from daemon.results.destinations import Publication
 from daemon.system import children
+from daemon.system.printed import ChildLog
 from daemon.system.retry import Hurried
 from stages.contract import processes
 
@@ -157,7 +157,7 @@ class RemoteStation:
     # The life of one process.
 
     async def _live(self, note_staffed: Callable[[], None]) -> None:
-        child = await children.start("daemon.pipeline.child", Relayed(self.name))
+        child = await children.start("daemon.pipeline.child", ChildLog(self.name))
         process = self._process = child.process
         reader, writer = await asyncio.open_unix_connection(sock=child.connection)
         self._cause, self._writer = "", writer

@@ -31,7 +31,7 @@ from daemon.core.messages import (
     send,
 )
 from daemon.system import children
-from daemon.system.stray import Printed
+from daemon.system.printed import Printed
 from stages.contract import processes
 
 log = structlog.get_logger()

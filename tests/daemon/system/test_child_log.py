@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from daemon.pipeline.relay import Relayed
+from daemon.system.printed import ChildLog
 from tests.daemon_process import Daemon, Place
 from tests.forking import CHILDREN_PATH
 
@@ -61,25 +61,25 @@ def test_lines_of_several_stations_are_whole_and_name_their_station(tmp_path: Pa
     ids=["not UTF-8", "deep", "reserved", "level", "type"],
 )
 async def test_no_line_that_a_rule_prints_ends_the_log(line: bytes) -> None:
-    relayed = Relayed("station 7")
-    output = await relayed.open()
+    child_log = ChildLog("station 7")
+    output = await child_log.open()
     with structlog.testing.capture_logs() as heard:
         os.write(output, line[:60_000] + b"\n" + b'{"event": "seat closed", "level": "error"}\n')
         os.close(output)
-        await relayed.finish(60.0)
+        await child_log.finish(60.0)
     assert [entry["event"] for entry in heard if entry["event"] != "station printed"] == ["seat closed"]
 
 
 @pytest.mark.anyio
 async def test_events_come_in_pieces_and_anything_else_is_an_event_too() -> None:
-    relayed = Relayed("station 7")
-    output = await relayed.open()
+    child_log = ChildLog("station 7")
+    output = await child_log.open()
     with structlog.testing.capture_logs() as heard:
         event = b'{"path": "a.jpg", "event": "image failed", "level": "warning", "timestamp": "2026"}\n'
         for piece in (event[:20], event[20:], b'{"no": "event"}\n', b"the last"):
             os.write(output, piece)
         os.close(output)
-        await relayed.finish(60.0)
+        await child_log.finish(60.0)
     assert heard == [
         {"event": "image failed", "log_level": "warning", "path": "a.jpg", "station": "station 7"},
         {
