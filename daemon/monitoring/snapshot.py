@@ -116,7 +116,7 @@ class GpuState(msgspec.Struct, frozen=True):
     uuid: str = ""
 
 
-class Chore(msgspec.Struct, frozen=True, kw_only=True):
+class UpkeepRun(msgspec.Struct, frozen=True, kw_only=True):
     """The last run of an upkeep task. Times are Unix seconds; None: never."""
 
     task: str  # one of TASKS
@@ -194,7 +194,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     notices: dict[str, str] = {}  # by stage
     settings_digest: str = ""  # of the models, thresholds and rule that the daemon was started with
     uptime_seconds: float = 0.0
-    upkeep: list[Chore] = []  # tasks that are enabled or have run before
+    upkeep: list[UpkeepRun] = []  # tasks that are enabled or have run before
     # files with results of other models than the current ones; None: not counted yet
     outdated: Outdated | None = None
     # the last warnings and errors of the daemon's own process; empty for readers of [http] and /api/status, as they name files
@@ -277,7 +277,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"{timedelta(seconds=round(self.eta_seconds))} to go")
         unread = f"{self.unread_folders:,} folder{'s' * (self.unread_folders != 1)} in inboxes cannot be read"
         problems = [*self.obstacles, unread if self.unread_folders else ""]
-        problems += [chore.failure for chore in self.upkeep]
+        problems += [run.failure for run in self.upkeep]
         problems += [self.refusal_sentence(), "" if self.running else self.absence_sentence()]
         return "; ".join(filter(None, (", ".join(filter(None, parts)), *problems)))
 

@@ -118,7 +118,7 @@ class Status:
             notices=self._notices,
             settings_digest=self._settings_digest,
             uptime_seconds=round(time.monotonic() - self._started, 1),
-            upkeep=self.upkeep.chores() if self.upkeep else [],
+            upkeep=self.upkeep.last_runs() if self.upkeep else [],
             outdated=self._outdated,
             log=recent_lines(),
             reload_problem=self._reload_problem,
