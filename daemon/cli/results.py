@@ -23,7 +23,6 @@ from daemon.ledger.soundness import MOST
 from daemon.terminal.display import (
     console,
     errors,
-    print_upkeep,
     print_cut,
     print_failed_hint,
     print_fields,
@@ -34,6 +33,7 @@ from daemon.terminal.display import (
     print_sentences,
     print_sinks,
     print_unread,
+    print_upkeep,
     print_warning,
     print_workers,
     printable,

@@ -28,9 +28,9 @@ from daemon.maintenance.backups import back_up_into, upload_backups
 from daemon.maintenance.comparing import check_ledger, check_some
 from daemon.maintenance.forgetting import Folders, are_scanned, forget_skipped
 from daemon.maintenance.pruning import Amounts, prune, shrink
-from daemon.monitoring.upkeep import read_upkeep, write_upkeep
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import TASKS, UpkeepRun
+from daemon.monitoring.upkeep import read_upkeep, write_upkeep
 from daemon.system.mounts import KnownFolder
 
 log = structlog.get_logger()

@@ -34,8 +34,8 @@ from daemon.core.hints import command
 from daemon.core.jobs import JobStatus
 from daemon.ledger.record import Record, describe_models
 from daemon.ledger.records import Reader, open_reader
-from daemon.monitoring.upkeep import read_upkeep
 from daemon.monitoring.snapshot import LookState, SinkState, Snapshot, describe_behind
+from daemon.monitoring.upkeep import read_upkeep
 from stages.contract.base import Reason
 
 if TYPE_CHECKING:

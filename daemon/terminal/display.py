@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from daemon.config.loading import Config
     from daemon.ledger.record import Record
-    from daemon.monitoring.snapshot import UpkeepRun, Snapshot
+    from daemon.monitoring.snapshot import Snapshot, UpkeepRun
     from daemon.terminal.progress import Progress
 
 MOST_OF_A_VALUE = 100  # characters

@@ -555,9 +555,7 @@ def test_the_daemon_forgets_them_and_its_counts_and_lists_say_so(tmp_path: Path)
     notes.unlink()
     place.configure({"upkeep": {"forget_days": 1}})
     with Daemon(place) as daemon:
-        status = daemon.wait_until(
-            lambda s: [run["outcome"] for run in s["upkeep"]] == ["done"], "upkeep"
-        )
+        status = daemon.wait_until(lambda s: [run["outcome"] for run in s["upkeep"]] == ["done"], "upkeep")
         assert status["upkeep"][0]["detail"] == "forgot skipped files: 1 deleted"
         assert daemon.status()["skipped"] == 1
         assert "notes.txt" not in place.command("list", "--status", "skipped").stdout

@@ -33,9 +33,9 @@ from daemon.maintenance.backups import back_up_into
 from daemon.maintenance.comparing import check_ledger
 from daemon.maintenance.forgetting import Forgotten
 from daemon.maintenance.schedule import Upkeep, is_quiet
-from daemon.monitoring.upkeep import read_upkeep
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import TASKS
+from daemon.monitoring.upkeep import read_upkeep
 from tests.daemon_process import PATIENCE, Daemon, Gate, Place, picture, until, wait_for
 from tests.makers import MODELS, make_file
 
