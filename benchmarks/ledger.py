@@ -1,10 +1,10 @@
-"""Measures the ledger alone: made-up results of four stages, without files, stations and workers.
+"""Measures the ledger alone: made-up results of four stages, without files, executors and workers.
 
     python -m benchmarks.ledger --images 100000 --rounds 3 --folder /dev/shm
 
 Each round begins with an empty ledger. Prints images per second from the first admission to the last mark of a
 publication, and the CPU time of the writing thread for each image. Groups of images are in work at the same time,
-as they are with several stations.
+as they are with several executors.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ async def admit(ledger: Ledger, images: int) -> None:
 
 
 async def annotate(ledger: Ledger, jobs: list[Job]) -> None:
-    """What a station asks of the ledger for a group of images."""
+    """What an executor asks of the ledger for a group of images."""
     digests = [hashlib.sha256(job.path).digest() for job in jobs]
     await ledger.recall({job.id: digest for job, digest in zip(jobs, digests, strict=True)})
     contents = [Content(digest, "JPEG", 64, 48, outputs=dict(OUTPUTS)) for digest in digests]
@@ -81,7 +81,7 @@ async def annotate(ledger: Ledger, jobs: list[Job]) -> None:
 
 
 def main() -> None:
-    # group: images in one request of a station; groups: in work at the same time
+    # group: images in one request of an executor; groups: in work at the same time
     options = read_options(__doc__, images=100_000, group=128, groups=8, rounds=3, folder=TEMPORARY)
     rounds: list[Round] = []
     for _ in range(options.rounds):

@@ -1,4 +1,4 @@
-"""Looks once a second at what limits the rate: at the machine, and at what the stations know of themselves."""
+"""Looks once a second at what limits the rate: at the machine, and at what the executors know of themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from daemon.monitoring.limits import INPUT, PUBLISH, READ, Limit, Moment, find_limit
 from daemon.monitoring.processes import CpuTimes
-from daemon.monitoring.snapshot import GpuState, LaneState, StationState, WorkerState
+from daemon.monitoring.snapshot import ExecutorState, GpuState, LaneState, WorkerState
 from stages.contract.processes import count_cores
 
 LOOK_SECONDS = 1.0  # between two moments
@@ -45,7 +45,7 @@ class Limits:
 
     def add(
         self,
-        states: Sequence[StationState],
+        states: Sequence[ExecutorState],
         load: Load,
         *,
         ended: int,
@@ -80,7 +80,9 @@ class Limits:
         )
 
 
-def find_waits(states: Collection[StationState], *, has_files: bool) -> tuple[float | None, dict[str, float]]:
+def find_waits(
+    states: Collection[ExecutorState], *, has_files: bool
+) -> tuple[float | None, dict[str, float]]:
     """Shares of the threads of ready workers: those with a batch, of the segment that has most; and what those without one
     wait for. A thread that waits for another segment, or for room in the slab, is not counted.
 
@@ -98,7 +100,7 @@ def find_waits(states: Collection[StationState], *, has_files: bool) -> tuple[fl
     return max(shares, default=None), dict(waiting)
 
 
-def _waits_of(state: StationState, *, has_files: bool) -> Iterator[tuple[LaneState, str]]:
+def _waits_of(state: ExecutorState, *, has_files: bool) -> Iterator[tuple[LaneState, str]]:
     """What the free threads of the first and of the last segment wait for."""
     first, last = state.lanes[0], state.lanes[-1]
     if last.queued or state.is_backed_up:
@@ -113,7 +115,7 @@ def _ready(lane: LaneState) -> list[WorkerState]:
     return [worker for worker in lane.workers if worker.state == "ready"]
 
 
-def _measure_busy(states: Collection[StationState], gpus: Sequence[GpuState]) -> float | None:
+def _measure_busy(states: Collection[ExecutorState], gpus: Sequence[GpuState]) -> float | None:
     """Of the GPUs that ready workers use, on average; None if none reports it."""
     workers = [worker for state in states for lane in state.lanes for worker in _ready(lane)]
     used = {part for worker in workers for part in worker.device.split("+")}

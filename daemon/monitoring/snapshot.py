@@ -66,7 +66,7 @@ def describe_loading(stages: list[str], loaded: Collection[str]) -> str:
 
 
 class LaneState(msgspec.Struct, frozen=True):
-    """A segment at work in a station. queued: images that wait for a worker. batch_size: images in a full batch."""
+    """A segment at work in an executor. queued: images that wait for a worker. batch_size: images in a full batch."""
 
     name: str
     queued: int
@@ -74,8 +74,8 @@ class LaneState(msgspec.Struct, frozen=True):
     batch_size: int = 1
 
 
-class StationState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a station knows of itself. The slab in bytes; progressed_at: when a batch last began or ended,
+class ExecutorState(msgspec.Struct, frozen=True, kw_only=True):
+    """What an executor knows of itself. The slab in bytes; progressed_at: when a batch last began or ended,
     in monotonic seconds; blocked: why nothing can be read or written. waits_for_room: in the slab, for the
     next image. is_backed_up: no more results can be taken until some are published."""
 
@@ -89,7 +89,7 @@ class StationState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SegmentState(msgspec.Struct, frozen=True):
-    """A segment of all stations together. queued: images that wait for a worker."""
+    """A segment of all executors together. queued: images that wait for a worker."""
 
     name: str
     queued: int

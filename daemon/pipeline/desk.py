@@ -1,7 +1,7 @@
-"""The coordinator of a second look's station: hands out the images that wait for the look, and commits how they
+"""The coordinator of a second look's executor: hands out the images that wait for the look, and commits how they
 ended.
 
-A look has its own station (station.py) with its own slab, queue and workers, so it holds up no first look.
+A look has its own executor (executor.py) with its own slab, queue and workers, so it holds up no first look.
 Its images stay DONE. When a look ends, the sidecar is written again; other versions of the file wait until then.
 """
 
@@ -28,8 +28,8 @@ from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Committed, Model, Record
 from daemon.ledger.rows import Key
 from daemon.ledger.statements import SQL, run_rows
+from daemon.pipeline.executor import Published
 from daemon.pipeline.schedule import FileKey, Question, Schedule
-from daemon.pipeline.station import Published
 from daemon.results.judge import Judge
 
 log = structlog.get_logger()
@@ -222,9 +222,9 @@ class Desk:
     async def _ask(self, work: Callable[[sqlite3.Connection], T]) -> T:
         return await self._ledger.insist(work)
 
-    # As the coordinator of a station: see station.py.
+    # As the coordinator of an executor: see executor.py.
 
-    async def next_jobs(self, station: object) -> list[Job]:
+    async def next_jobs(self, executor: object) -> list[Job]:
         """Wait for the next jobs; an empty list when there will be no more. Images may have to wait until they fill a
         batch: a smaller one takes nearly as much of the device's time."""
         seen_at = math.inf  # since when there are images, but too few for a batch

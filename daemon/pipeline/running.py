@@ -1,4 +1,4 @@
-"""Runs second looks, each with its own desk, station and workers."""
+"""Runs second looks, each with its own desk, executor and workers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from daemon.ledger.records import Reader
 from daemon.monitoring.metrics import LookMetrics, Metrics
 from daemon.monitoring.snapshot import LookState
 from daemon.pipeline.desk import Desk, Home, LookJudge
+from daemon.pipeline.executor import Executor
 from daemon.pipeline.schedule import Schedule
-from daemon.pipeline.station import Station
 from daemon.results.destinations import Destination, publish_sidecars
 from daemon.results.judge import Judge
 from daemon.system.retry import Retry
@@ -31,8 +31,8 @@ log = structlog.get_logger()
 class RunningLook:
     """Its parts are passed in; it owns none of them."""
 
-    def __init__(self, plan: LookPlan, desk: Desk, station: Station, reader: Reader) -> None:
-        self.plan, self.desk, self.station = plan, desk, station
+    def __init__(self, plan: LookPlan, desk: Desk, executor: Executor, reader: Reader) -> None:
+        self.plan, self.desk, self.executor = plan, desk, executor
         self._reader = reader
         self._work = anyio.CancelScope()
         self.problem = ""  # why this look has stopped
@@ -44,13 +44,13 @@ class RunningLook:
             await self.desk.open(home)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self.desk.count, self._reader.count_looks)
-                tasks.start_soon(self.station.run, self.desk)
+                tasks.start_soon(self.executor.run, self.desk)
 
     async def staff(self) -> None:
         """Run the workers until `stop`. Without them first looks go on."""
         try:
             async with anyio.create_task_group() as tasks:
-                await tasks.start(self.station.staff)
+                await tasks.start(self.executor.staff)
         except* (NoWorkersLeft, ModelsUnusable) as group:
             self.failure = next(leaves(group))
             self.problem = f"second look {self.desk.name}: {self.failure}"
@@ -72,7 +72,7 @@ class RunningLook:
         self.desk.stop()
 
     def stop(self) -> None:
-        self.station.stop()
+        self.executor.stop()
 
     def state(self) -> LookState:
         waiting, done, failed = self.desk.tally
@@ -117,7 +117,7 @@ def open_looks(
         label = plan.segment.name
         lanes = open_lanes(plan.layout, slab, metrics)
         own = LookMetrics(metrics, label, plan.segment.devices)
-        station = Station(slab, lanes, LookJudge(judge), destinations, own, publish_sidecars, beside=retry)
+        executor = Executor(slab, lanes, LookJudge(judge), destinations, own, publish_sidecars, beside=retry)
         roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
         desk = Desk(
             plan.name,
@@ -130,5 +130,5 @@ def open_looks(
             gathers=plan.shares_devices,
             reuse=plan.layout.config.pipeline.reuse_results,
         )
-        running.append(RunningLook(plan, desk, station, reader))
+        running.append(RunningLook(plan, desk, executor, reader))
     return running

@@ -183,8 +183,8 @@ class Status:
         for lane in self._segments():
             self.metrics.workers_measured(lane.name, lane.workers)
         self.metrics.devices_measured(self._workers() + self._workers_of_looks())
-        for station in [*self._pipeline.stations, *(look.station for look in self._pipeline.looks)]:
-            station.measure()
+        for executor in [*self._pipeline.executors, *(look.executor for look in self._pipeline.looks)]:
+            executor.measure()
 
     def follow_reloads(self, reloading: Reloading) -> None:
         """Show from now on how its reloads end."""
@@ -289,7 +289,7 @@ class Status:
         return not pipeline.is_idle and self._counts.of(JobStatus.PENDING) > pipeline.in_flight
 
     def _segments(self) -> list[LaneState]:
-        """What all stations have of each segment, together."""
+        """What all executors have of each segment, together."""
         lanes: dict[str, list[LaneState]] = {}
         for lane in chain.from_iterable(state.lanes for state in self._pipeline.states()):
             lanes.setdefault(lane.name, []).append(lane)
@@ -299,7 +299,7 @@ class Status:
         ]
 
     def _sum_up(self, figure: str) -> int:
-        """Of all stations."""
+        """Of all executors."""
         return sum(getattr(state, figure) for state in self._pipeline.states())
 
     def _queued(self, name: str) -> int:
@@ -309,7 +309,7 @@ class Status:
         return _workers_of(self._segments())
 
     def _workers_of_looks(self) -> list[WorkerState]:
-        states = (look.station.state() for look in self._pipeline.looks)
+        states = (look.executor.state() for look in self._pipeline.looks)
         return _workers_of(lane for state in states for lane in state.lanes)
 
     def _note_minute(self) -> list[int]:

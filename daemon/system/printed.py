@@ -145,7 +145,7 @@ class ChildLog(Printed):
     interpreter's own traceback, becomes an event as for a worker. If several processes wrote to one pipe, long lines would
     be torn, and they would write over a progress bar."""
 
-    def __init__(self, name: str, kind: str = "station") -> None:
+    def __init__(self, name: str, kind: str = "executor") -> None:
         super().__init__(name, kind)
         self._begun = b""  # a line
 

@@ -28,7 +28,7 @@ USUAL_PIXELS = 1280 * 960
 
 
 class Listener(Protocol):
-    """Gets a report of how each batch ended: the station."""
+    """Gets a report of how each batch ended: the executor."""
 
     async def advance(self, lane: Lane, device: str, attempts: Sequence[Attempt], reply: Reply) -> None:
         """A worker has answered."""

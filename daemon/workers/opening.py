@@ -1,4 +1,4 @@
-"""The lanes of a station: a queue and a pool of workers for each segment of a layout, with the memory and the MPS servers
+"""The lanes of an executor: a queue and a pool of workers for each segment of a layout, with the memory and the MPS servers
 that these workers share."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def open_lanes(
     layout: Layout, slab: Slab, metrics: Metrics, part: Sequence[Collection[int]] | None = None
 ) -> list[Lane]:
     """Each segment with its queue and its pool of workers, not started yet.
-    part: for each segment, the numbers of the workers that this station has; None: all."""
+    part: for each segment, the numbers of the workers that this executor has; None: all."""
     segments = layout.placement.segments
     held = part or [range(len(segment.devices)) for segment in segments]
     rooms = _measure_rooms(layout, held)
@@ -35,7 +35,7 @@ def open_lanes(
 
 
 def _measure_rooms(layout: Layout, held: Sequence[Collection[int]]) -> dict[str, Room]:
-    """By device or group of this station: its memory, if it is one of GPUs. held: as `part` of `open_lanes`."""
+    """By device or group of this executor: its memory, if it is one of GPUs. held: as `part` of `open_lanes`."""
     users = _count_users(layout, held)
     on = {name: [gpu for gpu in layout.gpus if gpu.device in members_of(name)] for name in layout.devices()}
     return {
@@ -46,7 +46,7 @@ def _measure_rooms(layout: Layout, held: Sequence[Collection[int]]) -> dict[str,
 
 
 def _count_users(layout: Layout, held: Sequence[Collection[int]]) -> Counter[str]:
-    """By device: what uses it, this station's workers as one."""
+    """By device: what uses it, this executor's workers as one."""
     devices = layout.devices()
     looks = [name for look in layout.config.second_look for name in look.devices or devices]
     users = Counter(member for name in [*devices, *looks] for member in members_of(name))

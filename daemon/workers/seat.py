@@ -136,7 +136,7 @@ class Seat:
 # difference of two sums: what is in use now, less what was in use before there were workers, less what the workers use.
 class Room:
     """The memory of a GPU, or of the GPUs of a group together, because an error does not show which of them is full.
-    All pools of a station with workers there share it.
+    All pools of an executor with workers there share it.
 
     gpus: as they were before there were workers. alone: whether nobody else in this daemon has workers on them. What
     those use is not known here, so they would count as other programs.

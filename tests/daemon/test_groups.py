@@ -233,13 +233,13 @@ async def test_the_memory_of_a_group_is_that_of_its_gpus_together() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("stations", [1, 2])
+@pytest.mark.parametrize("executors", [1, 2])
 async def test_one_worker_sees_all_gpus_of_its_group(
-    stations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    executors: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layout, "list_gpus", lambda: FOUR)
     tables = [{"stages": list(STAGES), "devices": ["cuda:1+cuda:0", "cuda:2+cuda:3"]}]
-    place = Place(tmp_path, {"pipeline": {"segment": tables, "stations": stations}})
+    place = Place(tmp_path, {"pipeline": {"segment": tables, "stations": executors}})
     assert await list_visible(place) == ["GPU-1f2e-77aa,GPU-0f2e-77aa", "GPU-2f2e-77aa,GPU-3f2e-77aa"]
 
 

@@ -24,7 +24,7 @@ from daemon.ledger.ledger import Ledger
 from daemon.monitoring.disks import Disks
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import SinkState
-from daemon.pipeline.station import Station
+from daemon.pipeline.executor import Executor
 from daemon.server.status import Status
 from daemon.system.gpus import Gpu, Sensors
 from daemon.workers.lane import Lane
@@ -80,7 +80,7 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
             deliveries=[SimpleNamespace(name="jsonl", state=lambda: SinkState(name="jsonl", behind=1))]
         )
         nobody: Any = None
-        station = Station(slab, [lane], nobody, {}, metrics)
+        executor = Executor(slab, [lane], nobody, {}, metrics)
         pipeline: Any = SimpleNamespace(
             ledger=ledger,
             metrics=metrics,
@@ -89,8 +89,8 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
             blocked=list,
             watcher=SimpleNamespace(labels=lambda: {1: "1"}, away=set),
             schedule=SimpleNamespace(away=dict),
-            stations=[station],
-            states=lambda: [station.state()],
+            executors=[executor],
+            states=lambda: [executor.state()],
             outbox=outbox,
         )
         status = Status(pipeline, disks=Disks({"state.path": path}))

@@ -16,8 +16,8 @@ from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
 from daemon.pipeline import desk
 from daemon.pipeline.desk import Desk
+from daemon.pipeline.executor import Published
 from daemon.pipeline.schedule import Schedule
-from daemon.pipeline.station import Published
 from tests.makers import MODELS, admit, done
 
 pytestmark = pytest.mark.anyio

@@ -32,7 +32,7 @@ from daemon.layout.placement import CONTEXT_BYTES
 from daemon.monitoring import machine
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import WorkerState
-from daemon.pipeline.station import Station
+from daemon.pipeline.executor import Executor
 from daemon.service.lifecycle import Service, run_service
 from daemon.system import gpus
 from daemon.system.gpus import Gpu
@@ -266,7 +266,7 @@ def split_stages(device: str) -> list[dict[str, Any]]:
     return [{"stages": run, "devices": [device], "workers_per_device": 2} for run in runs]
 
 
-async def test_a_station_knows_what_its_own_workers_have_and_counts_nothing_where_others_have_workers_too(
+async def test_an_executor_knows_what_its_own_workers_have_and_counts_nothing_where_others_have_workers_too(
     tmp_path: Path, card: Card
 ) -> None:
     settings = open_place(tmp_path, card, workers=0).settings
@@ -299,8 +299,8 @@ async def test_a_seat_that_waits_for_much_memory_does_not_keep_one_of_another_se
     async with running(place) as service:
         await until(lambda: all(worker.short_of_memory for worker in workers_of(service)))
         assert service.pipeline
-        [station] = cast(list[Station], service.pipeline.stations)
-        station.lanes[0].pool.seats[0].peak_bytes = 8 * GIB  # as of a worker that has been there
+        [executor] = cast(list[Executor], service.pipeline.executors)
+        executor.lanes[0].pool.seats[0].peak_bytes = 8 * GIB  # as of a worker that has been there
         card.fill(10)
         await until(lambda: [worker.state for worker in workers_of(service)] == ["waiting", "ready"])
 

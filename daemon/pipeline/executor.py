@@ -1,4 +1,4 @@
-"""A station takes jobs from files on disk to published results, on the workers of its segments.
+"""An executor takes jobs from files on disk to published results, on the workers of its segments.
 
 It asks the coordinator (daemon/pipeline/coordinator.py) for jobs, and reports to it everything that concerns the ledger.
 A report is about a group of jobs, never about a single image that succeeded, because there is one coordinator
@@ -35,7 +35,7 @@ from daemon.core.slab import Slab
 from daemon.inbox.origin import origin_of
 from daemon.ledger.record import Committed, Record
 from daemon.monitoring.metrics import LookMetrics, Metrics
-from daemon.monitoring.snapshot import StationState
+from daemon.monitoring.snapshot import ExecutorState
 from daemon.pipeline.tracing import Tracer
 from daemon.results.destinations import Destination, Publication, publish_records
 from daemon.system.retry import Retry
@@ -59,11 +59,11 @@ class Published:
     confirmed: anyio.Event | None = None  # set when all of it is on the disk
 
 
-class StationHome(Protocol):
-    """What a station needs to know and to report; the pipeline."""
+class JobSource(Protocol):
+    """What an executor needs to know and to report; the pipeline."""
 
-    async def next_jobs(self, station: object) -> list[Job]:
-        """Wait for the next jobs of this station; an empty list when there will be no more."""
+    async def next_jobs(self, executor: object) -> list[Job]:
+        """Wait for the next jobs of this executor; an empty list when there will be no more."""
 
     async def note_read(self, read: Mapping[int, Read]) -> Mapping[int, Content | None]:
         """The files of these images were read, or could not be. Returns what the ledger knows about their bytes; None: they
@@ -82,7 +82,7 @@ class StationHome(Protocol):
         """Results are written to files. Waits while too many groups are not confirmed yet."""
 
     def let_go(self, images: Sequence[int]) -> None:
-        """These images stay PENDING, for another station or the next daemon."""
+        """These images stay PENDING, for another executor or the next daemon."""
 
 
 class Judging(Protocol):
@@ -92,7 +92,7 @@ class Judging(Protocol):
     def endings(self, attempts: Sequence[Attempt]) -> list[Ending]: ...
 
 
-class Station:
+class Executor:
     """Its parts are passed in; it owns none of them."""
 
     def __init__(
@@ -126,7 +126,7 @@ class Station:
         self._durable: asyncio.Queue[Committed] = asyncio.Queue(2)
         self._draining = anyio.Event()
 
-    async def run(self, coordinator: StationHome) -> None:
+    async def run(self, coordinator: JobSource) -> None:
         """Work until cancelled."""
         self._coordinator = coordinator
         async with anyio.create_task_group() as tasks:
@@ -160,8 +160,8 @@ class Station:
         for lane in self.lanes:
             lane.pool.stop()
 
-    def state(self) -> StationState:
-        return StationState(
+    def state(self) -> ExecutorState:
+        return ExecutorState(
             lanes=[lane.state() for lane in self.lanes],
             slab_used=self.slab.used,
             slab_size=self.slab.size,
