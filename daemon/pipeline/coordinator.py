@@ -375,7 +375,7 @@ class Pipeline:
                 if group.confirmed:
                     group.confirmed.set()
             for look in self.looks:
-                look.desk.wake()
+                look.coordinator.wake()
             self.wake()
 
     def _count_ended(self, entries: Sequence[Entry]) -> None:

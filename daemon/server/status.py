@@ -78,7 +78,7 @@ class Status:
         for delivery in pipeline.outbox.deliveries:
             metrics.follow_sink(delivery.name, delivery.state)
         for look in pipeline.looks:
-            metrics.follow_look(look.desk.name, look.state)
+            metrics.follow_look(look.coordinator.name, look.state)
         for lane in self._segments():
             metrics.queue_depth.labels(lane.name).set_function(partial(self._queued, lane.name))
 

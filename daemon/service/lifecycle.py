@@ -210,8 +210,8 @@ class Service:
         for executor in pipeline.executors:
             executor.log_at(config.log.level)
         for look in pipeline.looks:
-            [rate] = [t.images_per_second for t in config.second_look if t.name == look.desk.name]
-            look.desk.limit(rate)
+            [rate] = [t.images_per_second for t in config.second_look if t.name == look.coordinator.name]
+            look.coordinator.limit(rate)
         pipeline.watcher.configure(config.inbox, config.pipeline.rescan_seconds)
 
     async def _load_models(self, tasks: anyio.abc.TaskGroup, pipeline: Pipeline) -> None:
