@@ -69,7 +69,7 @@ def until(deadline: float, batches: list[list[Item]]) -> Iterator[list[Item]]:
 
 
 async def work(lane: Lane, batches: Iterator[list[Item]]) -> int:
-    """Process batch after batch in all slots of all workers; returns the number of images."""
+    """Process batch after batch in all threads of all workers; returns the number of images."""
     done = 0
 
     async def use_slot() -> None:
@@ -83,6 +83,6 @@ async def work(lane: Lane, batches: Iterator[list[Item]]) -> int:
             done += len(items)
 
     async with anyio.create_task_group() as tasks:
-        for _ in range(sum(seat.setup.threads for seat in lane.pool.seats)):
+        for _ in range(sum(slot.setup.threads for slot in lane.pool.slots)):
             tasks.start_soon(use_slot)
     return done

@@ -14,7 +14,7 @@ A worker dies:           Worker.abandon, Lane._work, Executor.try_again, and for
 A disk is full or fails: the call is repeated until it succeeds (system/retry.py): Ledger.insist, Executor._publish
 
 Every step is bounded: an executor asks for jobs when it has room for their bytes, and forms a batch only when a
-worker has a free slot. So the slowest GPU limits how fast files are read, and the number of files costs no
+worker has a free thread. So the slowest GPU limits how fast files are read, and the number of files costs no
 memory. A job is PENDING in the ledger until its executor has finished it; what a crash interrupts is done again.
 """
 

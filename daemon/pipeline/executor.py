@@ -173,18 +173,18 @@ class Executor:
 
     def measure(self) -> None:
         """Update the gauges of the workers."""
-        for seat in [seat for lane in self.lanes for seat in lane.pool.seats]:
-            name = seat.setup.name
-            beat = seat.worker.beat if seat.worker else Beat(0)
-            for spec in seat.setup.stages:
+        for slot in [slot for lane in self.lanes for slot in lane.pool.slots]:
+            name = slot.setup.name
+            beat = slot.worker.beat if slot.worker else Beat(0)
+            for spec in slot.setup.stages:
                 self._metrics.suspicious.labels(name, spec.name).set(spec.name in beat.suspicious)
-            if seat.worker and seat.worker.loaded:
+            if slot.worker and slot.worker.loaded:
                 self._metrics.worker_memory.labels(name).set(beat.resident_bytes)
                 self._metrics.worker_gpu_memory.labels(name, "used").set(beat.device_used_bytes)
                 self._metrics.worker_gpu_memory.labels(name, "peak").set(beat.device_peak_bytes)
                 for kind in PREPARATIONS:
                     self._metrics.worker_preparations.labels(name, kind).set(beat.prepared.get(kind, 0))
-                if looked_at := seat.worker.looked_at:
+                if looked_at := slot.worker.looked_at:
                     self._metrics.canary_success.labels(name).set(looked_at)
 
     # 1. The bytes of jobs come into the slab, once.

@@ -53,9 +53,9 @@ class Lane:
         self._suspects: asyncio.Queue[Attempt] = asyncio.LifoQueue()
         # Taken from a queue, but still waiting for a worker, and `empty` can take them out; by id.
         self._held: dict[int, Attempt] = {}
-        # A slot is free again before its batch is committed, so that no GPU waits for the disk.
+        # A thread is free again before its batch is committed, so that no GPU waits for the disk.
         # This bounds the batches that wait for a commit: as many as are being worked on.
-        self._unfinished = anyio.Semaphore(2 * sum(seat.setup.threads for seat in pool.seats))
+        self._unfinished = anyio.Semaphore(2 * sum(slot.setup.threads for slot in pool.slots))
         # Images in a batch; after one that took too long it begins again at 1, and doubles.
         self._most = batch_size
         self._fitted = 0  # batches of which something fitted into the GPU's memory

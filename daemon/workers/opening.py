@@ -17,7 +17,7 @@ from daemon.system.gpus import list_gpus
 from daemon.workers.lane import Lane
 from daemon.workers.mps import MpsServer, is_installed
 from daemon.workers.pool import Pool
-from daemon.workers.seat import Room, Seat
+from daemon.workers.slot import Room, Slot
 
 
 def open_lanes(
@@ -66,13 +66,13 @@ def _open_lane(
     """numbers: of its workers; rooms: by device."""
     metrics.begin_segment(segment.name, segment.stages, segment.devices)
     servers = _open_servers(layout, segment)
-    seats = []
+    slots = []
     for number in sorted(numbers):
         device = segment.devices[number]
         setup, environment = layout.set_up(segment, number, slab.size)
         environment["TRITON_CACHE_DIR"] = str(layout.config.state.path / KERNELS)
-        seats.append(Seat(setup, device, environment, servers.get(device), room=rooms.get(device)))
-    pool = Pool(segment.name, seats, slab.fd, layout.config.pipeline, metrics)
+        slots.append(Slot(setup, device, environment, servers.get(device), room=rooms.get(device)))
+    pool = Pool(segment.name, slots, slab.fd, layout.config.pipeline, metrics)
     batch = max(layout.specs[stage].batch_size for stage in segment.stages)
     return Lane(segment.name, segment.stages, batch, pool)
 

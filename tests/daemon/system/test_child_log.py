@@ -64,10 +64,12 @@ async def test_no_line_that_a_rule_prints_ends_the_log(line: bytes) -> None:
     child_log = ChildLog("executor 7")
     output = await child_log.open()
     with structlog.testing.capture_logs() as heard:
-        os.write(output, line[:60_000] + b"\n" + b'{"event": "seat closed", "level": "error"}\n')
+        os.write(output, line[:60_000] + b"\n" + b'{"event": "worker slot closed", "level": "error"}\n')
         os.close(output)
         await child_log.finish(60.0)
-    assert [entry["event"] for entry in heard if entry["event"] != "executor printed"] == ["seat closed"]
+    assert [entry["event"] for entry in heard if entry["event"] != "executor printed"] == [
+        "worker slot closed"
+    ]
 
 
 @pytest.mark.anyio

@@ -29,21 +29,21 @@ REPLY = Reply(0, [Outcome("JPEG", 8, 8, {})], [])
 
 
 class FakePool:
-    """One worker with one or more slots. `lost`: the number of batches of which it dies;
+    """One worker with one or more threads. `lost`: the number of batches of which it dies;
     a new worker is there at once."""
 
-    def __init__(self, slots: int = 1, lost: int = 0) -> None:
-        self.seats = [SimpleNamespace(setup=SimpleNamespace(threads=slots))]
+    def __init__(self, threads: int = 1, lost: int = 0) -> None:
+        self.slots = [SimpleNamespace(setup=SimpleNamespace(threads=threads))]
         self.batches: list[int] = []  # how many images each one had
         self._lost = lost
-        self._slots = anyio.Semaphore(slots)
+        self._threads = anyio.Semaphore(threads)
 
     async def reserve(self) -> Any:
-        await self._slots.acquire()
+        await self._threads.acquire()
         return SimpleNamespace(device="cpu", name="w")
 
     def release(self, worker: Any) -> None:
-        self._slots.release()
+        self._threads.release()
 
     def hurry(self) -> None:
         """Nothing waits for memory."""
@@ -70,7 +70,7 @@ class FakePool:
 class SlowWorker:
     """A worker that is as slow as the test says, by a clock of its own."""
 
-    device, name, slots = "cpu", "w", 1
+    device, name, threads = "cpu", "w", 1
     alive, leaving = True, False
 
     def __init__(self) -> None:
@@ -165,9 +165,9 @@ async def test_after_a_batch_that_took_too_long_batches_begin_small_and_grow_aga
 ) -> None:
     worker, pipeline = SlowWorker(), FakePipeline()
     monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: worker.now))
-    seat = SimpleNamespace(setup=SimpleNamespace(threads=1), device="cpu", full_until=0.0)
+    slot = SimpleNamespace(setup=SimpleNamespace(threads=1), device="cpu", full_until=0.0)
     settings = PipelineSection(batch_timeout_seconds=100.0)
-    workers = pool.Pool("w", cast(Any, [seat]), 0, settings, Metrics())
+    workers = pool.Pool("w", cast(Any, [slot]), 0, settings, Metrics())
     workers.release(cast(Any, worker))
     lane = open_lane(workers, batch_size=32)
     async with running(lane, pipeline):
@@ -192,7 +192,7 @@ async def test_a_slot_is_free_again_before_its_batch_is_committed() -> None:
 
 async def test_no_more_batches_wait_for_their_commit_than_are_worked_on() -> None:
     committing = anyio.Event()
-    pool, pipeline = FakePool(slots=2), FakePipeline(committing)
+    pool, pipeline = FakePool(threads=2), FakePipeline(committing)
     lane = open_lane(pool)
     await fill(lane, 10)
     async with running(lane, pipeline):
