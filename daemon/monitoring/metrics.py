@@ -128,8 +128,8 @@ class Metrics(Series):
         for stage in attempt.content.outputs:
             self.reused.labels(stage).inc()
 
-    def replied(self, lane: str, device: str, reply: Reply) -> None:
-        self.batch_images.labels(lane).observe(len(reply.outcomes))
+    def replied(self, batcher: str, device: str, reply: Reply) -> None:
+        self.batch_images.labels(batcher).observe(len(reply.outcomes))
         self.device_batches.labels(device).inc()
         self.device_batch_images.labels(device).inc(len(reply.outcomes))
         for run in reply.runs:
@@ -234,6 +234,6 @@ class LookMetrics:
     def fed(self, attempt: Attempt) -> None:
         """Already counted in its first look."""
 
-    def replied(self, lane: str, device: str, reply: Reply) -> None:
+    def replied(self, batcher: str, device: str, reply: Reply) -> None:
         runs = [msgspec.structs.replace(run, stage=self._label) for run in reply.runs]
-        self._metrics.replied(lane, device, msgspec.structs.replace(reply, runs=runs))
+        self._metrics.replied(batcher, device, msgspec.structs.replace(reply, runs=runs))

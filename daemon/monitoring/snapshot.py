@@ -65,7 +65,7 @@ def describe_loading(stages: list[str], loaded: Collection[str]) -> str:
     return "; ".join([*parts, f"{', '.join(left)} to go" if left else "first test run"])
 
 
-class LaneState(msgspec.Struct, frozen=True):
+class BatcherState(msgspec.Struct, frozen=True):
     """A segment at work in an executor. queued: images that wait for a worker. batch_size: images in a full batch."""
 
     name: str
@@ -79,7 +79,7 @@ class ExecutorState(msgspec.Struct, frozen=True, kw_only=True):
     in monotonic seconds; blocked: why nothing can be read or written. waits_for_room: in the slab, for the
     next image. is_backed_up: no more results can be taken until some are published."""
 
-    lanes: list[LaneState]
+    batchers: list[BatcherState]
     slab_used: int
     slab_size: int
     progressed_at: float

@@ -31,7 +31,7 @@ from daemon.system.lines import written_aside
 from daemon.system.log import set_up
 from daemon.system.printed import catch
 from daemon.system.retry import Hurried
-from daemon.workers.opening import open_lanes
+from daemon.workers.opening import open_batchers
 from stages.contract.processes import die_with
 
 log = structlog.get_logger()
@@ -77,10 +77,10 @@ async def _serve(setup: wire.ExecutorSetup, config: Config, coordinator: RemoteC
     }
     roots = {number: destination.inbox for number, destination in destinations.items()}
     coordinator.serve(destinations)
-    lanes = open_lanes(layout, slab, metrics, setup.workers)
+    batchers = open_batchers(layout, slab, metrics, setup.workers)
     judge = Judge.of(config, roots)
     with opened_tracer(config.traces, setup.name) as tracer:
-        executor = Executor(slab, lanes, judge, destinations, metrics, tracer=tracer)
+        executor = Executor(slab, batchers, judge, destinations, metrics, tracer=tracer)
         await _work(executor, coordinator, metrics)
 
 

@@ -3,14 +3,14 @@ ledger and hands out jobs; schedule.py knows who has which. An executor (executo
 
     here 1     watch, admit   a file is complete (inbox/watcher.py), or was in another (unpacking/): it gets a row
     here 2     next_jobs      an executor asks for jobs
-    executor 1  _feed          their bytes come into shared memory, known results from the ledger
-    executor 2  advance        after a batch (Lane.run in workers/lane.py) has run through the stages of a worker
-    executor 3  _route         to the next segment, or to the end
-    executor 4  _finish        the result is committed (here 3: end): from now on it is durable
-    executor 4  _publish       sidecar, bin and source: results/destinations.py
+    executor 1 _feed          their bytes come into shared memory, known results from the ledger
+    executor 2 advance        after a batch (Batcher.run in workers/batcher.py) has run through the stages of a worker
+    executor 3 _route         to the next segment, or to the end
+    executor 4 _finish        the result is committed (here 3: end): from now on it is durable
+    executor 4 _publish       sidecar, bin and source: results/destinations.py
     here 4     confirm        all of that is on the disk; results/outbox.py takes it on to the sinks
 
-A worker dies:           Worker.abandon, Lane._work, Executor.try_again, and for an image alone Lane._isolate, Executor.suspect
+A worker dies:           Worker.abandon, Batcher._work, Executor.try_again; of one image: Batcher._isolate, Executor.suspect
 A disk is full or fails: the call is repeated until it succeeds (system/retry.py): Ledger.insist, Executor._publish
 
 Every step is bounded: an executor asks for jobs when it has room for their bytes, and forms a batch only when a

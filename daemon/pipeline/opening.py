@@ -17,7 +17,7 @@ from daemon.results.destinations import Destination
 from daemon.results.judge import Judge
 from daemon.system.cores import bind
 from daemon.system.retry import Retry
-from daemon.workers.opening import open_lanes
+from daemon.workers.opening import open_batchers
 
 
 def open_executors(
@@ -40,8 +40,8 @@ def open_executors(
         slab = open_slab(config, layout.gpus)
         stack.callback(slab.close)
         tracer = stack.enter_context(opened_tracer(config.traces))
-        lanes = open_lanes(layout, slab, metrics)
-        return [Executor(slab, lanes, judge, destinations, metrics, tracer=tracer, beside=retry)]
+        batchers = open_batchers(layout, slab, metrics)
+        return [Executor(slab, batchers, judge, destinations, metrics, tracer=tracer, beside=retry)]
     check_traces(config.traces)
     slab_bytes = size_slabs(config, layout.gpus, len(parts))
     executors: list[RemoteExecutor] = []

@@ -20,7 +20,7 @@ import structlog
 from daemon.core.errors import ModelsUnusable, NoWorkersLeft
 from daemon.core.jobs import Ending, list_published
 from daemon.monitoring.metrics import Metrics
-from daemon.monitoring.snapshot import ExecutorState, LaneState, WorkerState
+from daemon.monitoring.snapshot import BatcherState, ExecutorState, WorkerState
 from daemon.pipeline import executor, wire
 from daemon.pipeline.executor import Published
 from daemon.pipeline.schedule import Schedule
@@ -294,13 +294,13 @@ class RemoteExecutor:
 
     def _loading_state(self, state: str = "loading") -> ExecutorState:
         """What is known while there is no report."""
-        lanes = []
+        batchers = []
         for (stages, devices), numbers in zip(self._setup.segments, self._setup.workers, strict=True):
             name = "+".join(stages)
             workers = [
                 WorkerState(f"{name}/{number}", devices[number], state, 0, self._cause, stages=stages)
                 for number in numbers
             ]
-            lanes.append(LaneState(name, 0, workers))
+            batchers.append(BatcherState(name, 0, workers))
         size = self._setup.slab_bytes
-        return ExecutorState(lanes=lanes, slab_used=0, slab_size=size, progressed_at=time.monotonic())
+        return ExecutorState(batchers=batchers, slab_used=0, slab_size=size, progressed_at=time.monotonic())

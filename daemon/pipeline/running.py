@@ -23,7 +23,7 @@ from daemon.pipeline.schedule import Schedule
 from daemon.results.destinations import Destination, publish_sidecars
 from daemon.results.judge import Judge
 from daemon.system.retry import Retry
-from daemon.workers.opening import open_lanes
+from daemon.workers.opening import open_batchers
 
 log = structlog.get_logger()
 
@@ -117,9 +117,11 @@ def open_looks(
         slab = open_slab(plan.layout.config, plan.layout.gpus)
         stack.callback(slab.close)
         label = plan.segment.name
-        lanes = open_lanes(plan.layout, slab, metrics)
+        batchers = open_batchers(plan.layout, slab, metrics)
         own = LookMetrics(metrics, label, plan.segment.devices)
-        executor = Executor(slab, lanes, LookJudge(judge), destinations, own, publish_sidecars, beside=retry)
+        executor = Executor(
+            slab, batchers, LookJudge(judge), destinations, own, publish_sidecars, beside=retry
+        )
         roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
         coordinator = LookCoordinator(
             plan.name,

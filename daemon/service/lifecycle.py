@@ -224,7 +224,7 @@ class Service:
                 starting.start_soon(tasks.start, executor.staff)
         self.loaded = True
         self.notifier.ready()
-        workers = sum(len(lane.workers) for state in pipeline.states() for lane in state.lanes)
+        workers = sum(len(batcher.workers) for state in pipeline.states() for batcher in state.batchers)
         log.info("ready", workers=workers, once=self.once, metrics=self.url, page=self._keeper.url)
 
     async def _obey(

@@ -27,7 +27,7 @@ from daemon.monitoring.snapshot import SinkState
 from daemon.pipeline.executor import Executor
 from daemon.server.status import Status
 from daemon.system.gpus import Gpu, Sensors
-from daemon.workers.lane import Lane
+from daemon.workers.batcher import Batcher
 from daemon.workers.pool import Pool
 from daemon.workers.slot import Slot
 from daemon.workers.worker import Worker
@@ -75,12 +75,12 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
     try:
         await ledger.admit([])
         pool = pool_with_a_past(metrics)
-        lane = Lane("ocr", ("ocr",), 1, pool)
+        batcher = Batcher("ocr", ("ocr",), 1, pool)
         outbox = SimpleNamespace(
             deliveries=[SimpleNamespace(name="jsonl", state=lambda: SinkState(name="jsonl", behind=1))]
         )
         nobody: Any = None
-        executor = Executor(slab, [lane], nobody, {}, metrics)
+        executor = Executor(slab, [batcher], nobody, {}, metrics)
         pipeline: Any = SimpleNamespace(
             ledger=ledger,
             metrics=metrics,

@@ -496,7 +496,7 @@ ROWS = [
         by_tests(f"{DAEMON}config/test_loading.py", f"{DAEMON}config/test_state.py", f"{FAULTS}test_ledger_damage.py",
                  "-k", "more_memory or number or bounded or bounds"), {}),
     Row("56", "a machine becomes too slow for a batch within its limit", "one worker lost, smaller batches, 0 FAILED",
-        by_tests(f"{FAULTS}test_workers.py", f"{DAEMON}workers/test_lane.py", "-k", "too_slow or too_long"), {}),
+        by_tests(f"{FAULTS}test_workers.py", f"{DAEMON}workers/test_batcher.py", "-k", "too_slow or too_long"), {}),
     Row("55", "a start meets a temporary error of the system (EIO, ENOSPC, EMFILE, an address in use)",
         "exit 74, which the unit repeats, not 78", by_tests(f"{FAULTS}test_starts.py"), {}),
     Row("57", "wrong tokens; a forged change with a wrong token beside a good cookie", "401, later and logged; nothing changes",

@@ -38,7 +38,7 @@ from daemon.results.judge import Judge
 from daemon.system.children import END_SECONDS, Parent
 from daemon.system.log import set_up
 from daemon.workers.kernels import compile_for_workers, wants_of
-from daemon.workers.opening import open_lanes
+from daemon.workers.opening import open_batchers
 from visiond.engine.calls import Calls, Image, Known
 from visiond.engine.rows import ResultRows
 
@@ -164,16 +164,16 @@ class Annotator:
             layout = layout.only(self._only)
         metrics = Metrics()
         judge = Judge.of(config, calls.roots)
-        lanes = open_lanes(layout, slab, metrics)
-        executor = Executor(slab, lanes, judge, {}, metrics, publish=calls.publish, read=calls.read)
+        batchers = open_batchers(layout, slab, metrics)
+        executor = Executor(slab, batchers, judge, {}, metrics, publish=calls.publish, read=calls.read)
         try:
             async with from_thread.BlockingPortal() as self._portal, anyio.create_task_group() as tasks:
                 await tasks.start(compile_for_workers, config.state.path / KERNELS, wants_of([layout]))
                 await tasks.start(executor.staff)
                 tasks.start_soon(executor.run, calls)
                 if all(
-                    any(worker.state != "closed" for worker in lane.workers)
-                    for lane in executor.state().lanes
+                    any(worker.state != "closed" for worker in batcher.workers)
+                    for batcher in executor.state().batchers
                 ):
                     self._calls = calls
                     self._opened.set()  # otherwise `staff` is about to raise why

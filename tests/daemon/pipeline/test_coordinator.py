@@ -65,7 +65,7 @@ def test_the_inbox_of_the_highest_priority_is_served_first(
     lend_when: Callable[[Callable[[Pool], object]], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("daemon.workers.lane.QUEUE_IMAGES", 4)
+    monkeypatch.setattr("daemon.workers.batcher.QUEUE_IMAGES", 4)
     inboxes = [{"name": "low", "settle_seconds": 0}, {"name": "high", "priority": 5, "settle_seconds": 0}]
     stages = {name: {"batch_size": 4} for name in STAGES}
     place = Place(tmp_path, {"inbox": inboxes, "pipeline": {"threads_per_worker": 1}, "stages": stages})

@@ -34,8 +34,8 @@ def test_what_a_worker_has_prepared_for_its_gpu_is_in_the_metrics() -> None:
     metrics, prepared = Metrics(), {"plan": 3, "compilation": 1}
     worker = SimpleNamespace(loaded=True, beat=Beat(1, prepared=prepared), looked_at=0.0)
     slot = SimpleNamespace(worker=worker, setup=SimpleNamespace(name="all/0", stages=[]))
-    lane = cast(Any, SimpleNamespace(pool=SimpleNamespace(slots=[slot])))
-    Executor(Slab(64), [lane], Judge(Thresholds()), {}, metrics).measure()
+    batcher = cast(Any, SimpleNamespace(pool=SimpleNamespace(slots=[slot])))
+    Executor(Slab(64), [batcher], Judge(Thresholds()), {}, metrics).measure()
     assert {
         kind: metrics.value("visiond_worker_preparations", worker="all/0", preparation=kind)
         for kind in ("plan", "recording", "compilation")

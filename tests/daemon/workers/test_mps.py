@@ -32,7 +32,7 @@ from daemon.service.lifecycle import Service, run_service
 from daemon.system.gpus import Gpu
 from daemon.workers import mps
 from daemon.workers.mps import PIPES, MpsServer, is_installed
-from daemon.workers.opening import open_lanes
+from daemon.workers.opening import open_batchers
 from daemon.workers.pool import Pool
 from daemon.workers.slot import Slot
 from daemon.workers.worker import Worker
@@ -177,8 +177,8 @@ def test_only_several_workers_of_a_gpu_share_it_and_only_where_that_is_wanted(
     monkeypatch.setattr(layout, "list_gpus", lambda: GPUS)
     made = Layout.of(parse(Place(tmp_path, {"pipeline": pipeline}).settings, tmp_path))
     with contextlib.closing(Slab(1 << 20)) as slab:
-        [lane] = open_lanes(made, slab, Metrics())
-    assert [slot.device for slot in lane.pool.slots if slot.server] == servers * 2
+        [batcher] = open_batchers(made, slab, Metrics())
+    assert [slot.device for slot in batcher.pool.slots if slot.server] == servers * 2
 
 
 def test_after_a_daemon_is_killed_its_server_ends_and_the_next_start_removes_the_servers_folder(

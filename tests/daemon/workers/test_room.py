@@ -36,8 +36,8 @@ from daemon.pipeline.executor import Executor
 from daemon.service.lifecycle import Service, run_service
 from daemon.system import gpus
 from daemon.system.gpus import Gpu
-from daemon.workers import lane, opening, pool, slot
-from daemon.workers.opening import open_lanes
+from daemon.workers import batcher, opening, pool, slot
+from daemon.workers.opening import open_batchers
 from daemon.workers.pool import Pool
 from daemon.workers.slot import QUICK_DEATHS, Room, Slot, need_for
 from stages.contract.base import Limits
@@ -112,7 +112,12 @@ async def running(place: Place) -> AsyncIterator[Service]:
 
 def workers_of(service: Service) -> list[WorkerState]:
     assert service.pipeline
-    return [worker for state in service.pipeline.states() for lane in state.lanes for worker in lane.workers]
+    return [
+        worker
+        for state in service.pipeline.states()
+        for batcher in state.batchers
+        for worker in batcher.workers
+    ]
 
 
 def states_of(service: Service) -> list[str]:
@@ -203,7 +208,7 @@ async def test_a_neighbor_that_leaves_before_anyone_looks_fails_no_image(
 async def test_for_a_huge_image_no_worker_leaves_but_it_waits_for_a_neighbor_too(
     tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(lane, "USUAL_PIXELS", 0)
+    monkeypatch.setattr(batcher, "USUAL_PIXELS", 0)
     place = open_place(tmp_path, card, workers=2)
     async with running(place) as service:
         card.fill(14)
@@ -273,16 +278,16 @@ async def test_an_executor_knows_what_its_own_workers_have_and_counts_nothing_wh
     settings["pipeline"] |= {"devices": [], "segment": split_stages("cuda:0")}
     made = layout.Layout.of(parse(settings, tmp_path))
     with contextlib.closing(Slab(1 << 20)) as slab:
-        whole = open_lanes(made, slab, Metrics())
-        part = open_lanes(made, slab, Metrics(), [[0], [0]])
-    for lanes, counted in ((whole, 4), (part, 2)):
-        slots = [slot for lane in lanes for slot in lane.pool.slots]
+        whole = open_batchers(made, slab, Metrics())
+        part = open_batchers(made, slab, Metrics(), [[0], [0]])
+    for batchers, counted in ((whole, 4), (part, 2)):
+        slots = [slot for batcher in batchers for slot in batcher.pool.slots]
         [gpu] = {id(slot.room): slot.room for slot in slots}.values()
         assert gpu
         assert gpu.slots == slots
         assert len(slots) == counted
     card.fill(8)
-    rooms = [lanes[0].pool.slots[0].room for lanes in (whole, part)]
+    rooms = [batchers[0].pool.slots[0].room for batchers in (whole, part)]
     assert [await gpu.measure_taken() for gpu in rooms if gpu] == [8 * GIB, 0]
 
 
@@ -300,7 +305,7 @@ async def test_a_slot_that_waits_for_much_memory_does_not_keep_one_of_another_se
         await until(lambda: all(worker.short_of_memory for worker in workers_of(service)))
         assert service.pipeline
         [executor] = cast(list[Executor], service.pipeline.executors)
-        executor.lanes[0].pool.slots[0].peak_bytes = 8 * GIB  # as of a worker that has been there
+        executor.batchers[0].pool.slots[0].peak_bytes = 8 * GIB  # as of a worker that has been there
         card.fill(10)
         await until(lambda: [worker.state for worker in workers_of(service)] == ["waiting", "ready"])
 
@@ -435,7 +440,7 @@ async def test_a_stop_does_not_wait_for_a_worker_that_waits_for_memory_to_start(
         daemon.service.lifecycle, "leave_within", lambda *_: None
     )  # it would end this process
     place = open_place(tmp_path, card, workers=1)
-    monkeypatch.setattr("daemon.workers.lane.QUEUE_IMAGES", queue_images)
+    monkeypatch.setattr("daemon.workers.batcher.QUEUE_IMAGES", queue_images)
     come_late(card, 15.5, monkeypatch)
     place.drop_many(range(20))
     service = Service(parse(place.settings, place.folder))
