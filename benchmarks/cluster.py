@@ -141,7 +141,7 @@ def measure_standard(folder: Path, place: Place, images: int, repeat: int, round
     def prepare(output: Path) -> Path:
         output.mkdir()
         place.prepare(inbox)
-        return place.home
+        return place.daemon_folder
 
     compare_with_daemon(folder, inbox, prepare, rounds, warm=True)
 

@@ -21,7 +21,7 @@ import pytest
 
 from daemon.config.sections import Inbox
 from daemon.core.jobs import Ending, Failure, File, Job, JobStatus, Placed, Version
-from daemon.inbox import absence, deleted
+from daemon.inbox import deleted, unavailable
 from daemon.inbox.watcher import Watcher
 from daemon.ledger import publications
 from daemon.ledger.ledger import Ledger
@@ -293,9 +293,9 @@ async def test_files_below_a_place_that_is_mounted_when_it_is_used_stay_while_it
     (site.inbox / "disk" / "b.txt").unlink()
     place = bytes(site.inbox / "disk")
     automatic, disk = Mount(place, b"autofs", b"0:50", b"/"), Mount(place, b"nfs4", b"0:51", b"/")
-    monkeypatch.setattr(absence, "list_mounts", lambda: [automatic])
+    monkeypatch.setattr(unavailable, "list_mounts", lambda: [automatic])
     assert (await site.forget()).hidden == 1
-    monkeypatch.setattr(absence, "list_mounts", lambda: [automatic, disk])
+    monkeypatch.setattr(unavailable, "list_mounts", lambda: [automatic, disk])
     assert (await site.forget()).deleted == 1
 
 
