@@ -15,16 +15,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 
-from benchmarks.harness import (
-    FAKES,
-    TEMPORARY,
-    Run,
-    make_files,
-    read_options,
-    run_fakes,
-    spread,
-    work_folder,
-)
+from benchmarks.harness import FAKES, TEMPORARY, Run, make_files, read_options, run_fakes, spread, work_folder
 from benchmarks.overhead import run_bare
 from daemon.monitoring.limits import IN_DAEMON
 
