@@ -292,12 +292,12 @@ class Pipeline:
 
     async def note_read(self, read: Mapping[int, Read]) -> dict[int, Content]:
         entries = self.schedule.entries
-        self._note_absences([(entries[image].job.inbox, each) for image, each in read.items()])
+        self._note_unavailable([(entries[image].job.inbox, each) for image, each in read.items()])
         if not self._reuse_results:
             return {}
         return await self.ledger.recall({image: each.digest for image, each in read.items() if each.digest})
 
-    def _note_absences(self, reads: Sequence[tuple[int, Read]]) -> None:
+    def _note_unavailable(self, reads: Sequence[tuple[int, Read]]) -> None:
         noted = self.schedule.note_read(reads, time.monotonic())
         for inbox in noted.back:
             log.info("inbox can be read again", path=os.fsdecode(self._roots[inbox]))
@@ -314,7 +314,7 @@ class Pipeline:
 
     async def end(self, endings: Sequence[Ending]) -> Committed:
         if hidden := await self.find_hidden(endings):
-            self._note_absences([(e.job.inbox, Read(failure=e.failure)) for e in hidden.values()])
+            self._note_unavailable([(e.job.inbox, Read(failure=e.failure)) for e in hidden.values()])
             endings = [hidden.get(ending.job.id, ending) for ending in endings]
         committed = await self.ledger.end(endings, self._judge.endings)
         self.schedule.end(committed.endings, committed.newest)
