@@ -32,7 +32,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup site site-setup install install-test wheel deb sbom release tagged demo quick test coverage lint types faults mutants bench ray-setup ray-test store-setup azure-setup label-studio-setup datasets-setup lance-setup store-test tools gpu-test gpu-bench gpu-models gpu-tune gpu-figures lock audit docs picture clean
+.PHONY: help setup site site-setup install install-test wheel deb sbom release tagged demo quick test coverage lint types faults mutants bench ray-setup ray-test store-setup azure-setup label-studio-setup datasets-setup lance-setup store-test tools gpu-test gpu-bench gpu-models gpu-tune lock audit docs picture clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -171,9 +171,6 @@ gpu-models: $(STAMP)  ## measure models of published sizes, compared with the or
 
 gpu-tune: $(STAMP)  ## check the predictions of `visiond tune` against real runs (TUNE="--gpus 1 2" for options)
 	$(BIN)/python -m benchmarks.tuning $(TUNE)
-
-gpu-figures: $(STAMP)  ## run all GPU measurements, each with a time limit and a log (FIGURES="--only cluster --seconds 540" for options)
-	$(BIN)/python -m benchmarks.figures --output figures $(FIGURES)
 
 lock: $(STAMP)  ## resolve the dependencies and write requirements.lock and those of Lance, Ray, the object store and the site
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev --extra documents --extra heic --extra labels \

@@ -7,8 +7,8 @@ It runs the stages as a worker does, on scenes of `visiond samples`, and counts 
 The references are transformers' processors, models and generate, and ultralytics' predict, in float32 on the
 same device with the same pixels (nvJPEG decodes slightly differently from libjpeg;
 tests/stages/images/test_images.py measures that). The reference of OCR, rapidocr, is in
-tests/stages/ocr/test_stage.py. There are references only for the models of the standard job; benchmarks/changes.py compares
-any model in two dtypes.
+tests/stages/ocr/test_stage.py. There are references only for the models of the standard job; `visiond compare` compares any
+model in two dtypes.
 
 --reference: number of images to compare with the libraries. --dtype: of all stages; half: the half precision of each, as the
 daemon chooses; int8, float8, int4: the weights of the stages that can have them, all else in float32.

@@ -13,15 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.harness import (
-    FAKES,
-    TEMPORARY,
-    fake_daemon,
-    make_files,
-    read_options,
-    wait_for,
-    work_folder,
-)
+from benchmarks.harness import FAKES, TEMPORARY, fake_daemon, make_files, read_options, wait_for, work_folder
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
 from daemon.measure.meter import anonymous_bytes

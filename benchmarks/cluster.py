@@ -1,17 +1,14 @@
 """The overhead of `visiond ray run`.
 
     python -m benchmarks.cluster plain  [--images 40000] [--rounds 3]
-    python -m benchmarks.cluster daemon [--images 100] [--rounds 3] [--stages yolo clip]
-    python -m benchmarks.cluster standard [--images 1000] [--repeat 10] [--rounds 3] [--folder bench]
+    python -m benchmarks.cluster standard [--images 1000] [--repeat 10] [--rounds 3] [--folder bench] [--pack mini]
 
 plain: fake stages, beside a plain pipeline of Ray Data with the same class in its actor: read_binary_files,
 map_batches, write_parquet. Both are timed from the first call to the last file, with the start of the actors.
-daemon: the mini pack, beside `visiond run --once` on the same folder. Both rates are those between the first tenth
-and the last tenth of the images, by the time at which each was finished: the start of Ray or of the models is not in
-them.
-standard: the same with the standard job of `visiond bench`, on all GPUs that CUDA_VISIBLE_DEVICES leaves. It has --images
-different images, each under --repeat names for each GPU. Kernels are compiled in a first run of the daemon, which is not
-counted.
+standard: the standard job of `visiond bench`, beside `visiond run --once`, on all GPUs that CUDA_VISIBLE_DEVICES leaves. It has
+--images different images, each under --repeat names for each GPU. Both rates are those between the first tenth and the last
+tenth of the images, by the time at which each was finished: the start of Ray or of the models is not in them. Kernels are
+compiled in a first run of the daemon, which is not counted.
 The two ways take turns, and the ratio of each round is printed: others may use this machine.
 """
 
@@ -118,19 +115,6 @@ def visiond(where: Path, *words: str) -> None:
     subprocess.run(command, cwd=where, env=processes.environment(), check=True, stdout=2)
 
 
-def measure_daemon(folder: Path, images: int, rounds: int, stages: list[str]) -> None:
-    inbox = folder / "inbox"
-    visiond(folder, "samples", str(inbox), "--count", str(images))
-
-    def prepare(output: Path) -> Path:
-        output.mkdir()
-        named = f"[pipeline]\nstages = {stages}\n" if stages else ""
-        (output / "daemon.toml").write_text(f'[[inbox]]\npath = "{inbox}"\n[http]\nlisten = ""\n{named}')
-        return output
-
-    compare_with_daemon(folder, inbox, prepare, rounds, "--part-images", "20")
-
-
 def measure_standard(folder: Path, place: Place, images: int, repeat: int, rounds: int) -> None:
     machine = MachineInfo.this()
     place.make_pack()
@@ -141,28 +125,19 @@ def measure_standard(folder: Path, place: Place, images: int, repeat: int, round
     def prepare(output: Path) -> Path:
         output.mkdir()
         place.prepare(inbox)
-        return place.home
-
-    compare_with_daemon(folder, inbox, prepare, rounds, warm=True)
-
-
-def compare_with_daemon(
-    folder: Path, inbox: Path, prepare: Callable[[Path], Path], rounds: int, *options: str, warm: bool = False
-) -> None:
-    """prepare: returns the folder with the configuration. warm: compile kernels in a first run that does not count."""
+        return place.daemon_folder
 
     def ours(output: Path) -> float:
-        visiond(prepare(output), "ray", "run", str(inbox), str(output / "rows"), *options)
+        visiond(prepare(output), "ray", "run", str(inbox), str(output / "rows"))
         return rate_of(output / "rows")
 
     def theirs(output: Path) -> float:
-        home = prepare(output)
-        visiond(home, "run", "--once")
-        visiond(home, "export", str(output / "rows.parquet"))
+        where = prepare(output)
+        visiond(where, "run", "--once")
+        visiond(where, "export", str(output / "rows.parquet"))
         return rate_of(output / "rows.parquet")
 
-    if warm:
-        print(f"first run, not counted: the daemon {theirs(folder / 'first'):,.1f}/s", flush=True)
+    print(f"first run, not counted: the daemon {theirs(folder / 'first'):,.1f}/s", flush=True)
     compare(rounds, folder, ours, theirs, "the daemon")
 
 
@@ -176,19 +151,13 @@ def rate_of(place: Path) -> float:
 
 
 def main() -> None:
-    options = read_options(
-        __doc__, "what", images=0, stages=[""], rounds=3, repeat=10, folder=Path("bench"), pack=""
-    )
+    options = read_options(__doc__, "what", images=0, rounds=3, repeat=10, folder=Path("bench"), pack="")
     with tempfile.TemporaryDirectory(prefix="visiond-cluster-") as folder:
         if options.what == "plain":
             measure_plain(Path(folder), options.images or 40_000, options.rounds)
-        elif options.what == "standard":
+        else:
             place = Place(options.folder, options.pack)
             measure_standard(Path(folder), place, options.images or 1000, options.repeat, options.rounds)
-        else:
-            measure_daemon(
-                Path(folder), options.images or 100, options.rounds, [*filter(None, options.stages)]
-            )
 
 
 if __name__ == "__main__":

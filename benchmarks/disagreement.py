@@ -271,10 +271,7 @@ def time_order(folder: Path, images: int) -> None:
             (images,),
         )
         ledger.execute(f"{numbers} INSERT INTO publication (number, image) SELECT v, v FROM n", (images,))
-    with (
-        closing(Reader(ledger_file)) as reader,
-        closing(Searcher(folder, reader, None)) as searcher,
-    ):
+    with closing(Reader(ledger_file)) as reader, closing(Searcher(folder, reader, None)) as searcher:
         with closing(sqlite3.connect(folder / "search" / "index.sqlite")) as index, index:
             fill(index, images)
         for query in QUERIES:

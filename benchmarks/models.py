@@ -7,9 +7,7 @@ The models have the sizes of the published ones and random weights. Captions hav
 Each model is measured as by `visiond bench --models`, and then with the original library: transformers, or ultralytics for
 YOLO, used as its documentation shows, with the image processor on the CPU and the whole batch at once. Images are decoded
 before the clock starts: for visiond to the device, because its decoder puts them there, and for the original library to host
-memory. Prints a Markdown table, one row as soon as each model is measured. With --pipeline it also measures
-`transformers.pipeline` for the model's task, with PIL images, at the best of the batch sizes (benchmarks/pipelines.py).
-transformers has no pipeline for YOLO's files.
+memory. Prints a Markdown table, one row as soon as each model is measured.
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ OPTIONS = {"blip": {"force_tokens": 20}, "ocr": {"max_new_tokens": 256}}
 MAKERS = 4  # processes that make weights at once
 HEAD = "| model | images/s | at batch | original library | times as fast | GB | load, s |"
 LINE = "\n|---|---|---|---|---|---|---|"
-PIPELINE = " transformers' pipeline, images/s at batch |"
 
 
 def main() -> None:
@@ -46,7 +43,6 @@ def main() -> None:
         seconds=3.0,
         dtype="",
         stock_best=False,
-        pipeline=False,
         alone=False,
     )
     only = set(filter(None, given.only.split(",")))
@@ -61,12 +57,11 @@ def main() -> None:
             for name in models
             if not only or name in only
         }
-    print(f"{HEAD}{PIPELINE}{LINE}---|" if given.pipeline else HEAD + LINE, flush=True)
+    print(HEAD + LINE, flush=True)
     for (stage, name), folder in made.items():
         spec = describe(stage, folder.result(), given.folder, given.dtype or natural_dtype(gpus))
         order = RateRequest(spec, device, images, sizes, given.seconds)
-        row = describe_rates(name, order, alone=given.alone, at_its_best=given.stock_best)
-        print(f"{row} {describe_pipeline(order)} |" if given.pipeline else row, flush=True)
+        print(describe_rates(name, order, alone=given.alone, at_its_best=given.stock_best), flush=True)
 
 
 def make_model(stage: str, name: str, folder: Path) -> Path:
@@ -95,14 +90,6 @@ def describe_rates(name: str, order: RateRequest, *, alone: bool, at_its_best: b
         times = f"{best.images_per_second / theirs.best.images_per_second:.1f}" if theirs.best else ""
     own = f"{best.images_per_second:,.4g} | {best.batch_size}"
     return f"| {name} | {own} | {stock} | {times} | {ours.memory_bytes / 1e9:.1f} | {ours.load_seconds:.1f} |"
-
-
-def describe_pipeline(order: RateRequest) -> str:
-    """The rate of `transformers.pipeline(task, model)`, at the best of the batch sizes."""
-    if order.spec.backend == "ultralytics":
-        return "none"
-    found = measure(order, "benchmarks.pipelines")
-    return f"{found.best.images_per_second:,.4g} at {found.best.batch_size}" if found.best else found.problem
 
 
 if __name__ == "__main__":

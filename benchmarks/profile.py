@@ -32,7 +32,7 @@ from daemon.measure.place import Place
 from daemon.monitoring.metrics import Metrics
 from daemon.workers.chain import Chain
 from daemon.workers.child import keep_memory
-from daemon.workers.opening import open_lanes
+from daemon.workers.opening import open_batchers
 from stages.contract.base import Image, ImageError, Result, Stage
 from stages.images.devices import BACKGROUND
 
@@ -72,10 +72,10 @@ def load(place: Place, kind: str, count: int, size: int) -> tuple[Chain, list[Ba
     layout = Layout.of(config)
     slab = Slab(sum(ALIGNMENT + image.stat().st_size for image in images))
     items = list(fill(slab, images))
-    seat = open_lanes(layout, slab, Metrics())[0].pool.seats[0]
-    os.environ.update(seat.environment)
-    stages = [msgspec.structs.replace(stage, batch_size=size) for stage in seat.setup.stages]
-    chain = Chain(msgspec.structs.replace(seat.setup, stages=stages), slab.view)
+    slot = open_batchers(layout, slab, Metrics())[0].pool.slots[0]
+    os.environ.update(slot.environment)
+    stages = [msgspec.structs.replace(stage, batch_size=size) for stage in slot.setup.stages]
+    chain = Chain(msgspec.structs.replace(slot.setup, stages=stages), slab.view)
     chain.load()
     gc.unfreeze()  # otherwise libraries report leaks at the end
     return chain, [Batch(start, items[start : start + size]) for start in range(0, len(items), size)]

@@ -40,9 +40,9 @@ from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
 from daemon.ledger.records import Reader
 from daemon.search import matrix
+from daemon.search.encoder import Ask
 from daemon.search.query import parse
 from daemon.search.searcher import NEWEST, By, Searcher
-from daemon.search.tower import Ask
 from stages.contract import processes
 from stages.contract.base import StageSpec
 from stages.weights.packs import MINI
@@ -255,7 +255,7 @@ def compare(searcher: Searcher, images: int) -> None:
     that fit a filter."""
     found = searcher.index.matrix("clip-1")
     assert found
-    assert searcher._tower
+    assert searcher._encoder
     rows = matrix.open_rows(*found)
     right, filtered = 0, Counter[str]()
     with closing(sqlite3.connect(searcher._reader.path)) as ledger:
@@ -271,12 +271,12 @@ def compare(searcher: Searcher, images: int) -> None:
         )
         expected = set(rows.numbers[np.argsort(-scores)[:11]].tolist())
         question = Ask(str(found[0]), found[1], found[2], 11, like=int(rows.numbers[place]))
-        right += len(expected & set(searcher._tower.ask(question).numbers))
+        right += len(expected & set(searcher._encoder.ask(question).numbers))
         for filters in FILTERS:
             fits = np.isin(letters, re.findall("bin:(.)", filters))
             expected = set(rows.numbers[np.argsort(np.where(fits, -scores, 9))[:10]].tolist())
             allowed = searcher._masks.of(parse(filters)).tobytes()
-            answer = searcher._tower.ask(msgspec.structs.replace(question, count=10, allowed=allowed))
+            answer = searcher._encoder.ask(msgspec.structs.replace(question, count=10, allowed=allowed))
             filtered[filters] += len(expected & set(answer.numbers))
     print(f"of the {11 * EXACT} nearest images by float32, the search found {right}")
     print(f"of the {10 * EXACT} nearest that fit a filter: {dict(filtered)}")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import torch
@@ -26,26 +26,23 @@ from stages.yolo.library import make_predictor
 from stages.yolo.weights import read_weights
 
 Call = Callable[[Sequence[Tensor]], object]
-Image = TypeVar("Image")
 
 
 def main() -> None:
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=RateRequest)
     [images] = read_batches(list(map(Path, order.images)), len(order.images), "cpu")
     call = choose(order)
-    print(msgspec.json.encode(try_sizes(order, pixels_of(images), lambda batch, _: call(batch))).decode())
+    print(msgspec.json.encode(try_sizes(order, pixels_of(images), call)).decode())
 
 
-def try_sizes(
-    order: RateRequest, images: Sequence[Image], call: Callable[[Sequence[Image], int], object]
-) -> Measurement:
-    """The rates at the batch sizes of the order, as long as a larger one is faster. call: gets a batch and its size."""
+def try_sizes(order: RateRequest, images: Sequence[Tensor], call: Call) -> Measurement:
+    """The rates at the batch sizes of the order, as long as a larger one is faster."""
     rates: list[ModelRate] = []
     for size in order.batch_sizes:
         batch = list(islice(cycle(images), size))
 
-        def run(batch: Sequence[Image] = batch, size: int = size) -> None:
-            call(batch, size)
+        def run(batch: Sequence[Tensor] = batch) -> None:
+            call(batch)
             synchronize(order.device)
 
         try:

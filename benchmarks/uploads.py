@@ -21,15 +21,7 @@ import psutil
 import uvloop
 from PIL import Image
 
-from benchmarks.harness import (
-    FAKES,
-    TEMPORARY,
-    ask_ledger,
-    read_options,
-    spread,
-    wait_for,
-    work_folder,
-)
+from benchmarks.harness import FAKES, TEMPORARY, ask_ledger, read_options, spread, wait_for, work_folder
 from daemon.config.loading import Config, load
 from daemon.config.state import PAGE_TOKEN
 from daemon.measure.throwaway import Throwaway

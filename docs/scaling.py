@@ -23,7 +23,7 @@ class Series(NamedTuple):
 SERIES = (
     Series("replicated", {1: 1.0, 2: 1.97, 4: 3.87}, "o"),
     Series("pipelined", {2: 1.79, 4: 3.51}, "s"),
-    Series("before there were stations", {1: 1.0, 2: 1.88, 4: 2.10, 8: 2.36}, "x"),
+    Series("one process for all GPUs", {1: 1.0, 2: 1.88, 4: 2.10, 8: 2.36}, "x"),
 )
 
 

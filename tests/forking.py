@@ -39,7 +39,7 @@ IMPORTED = [
     "daemon.server.page.process",
     "daemon.service.lifecycle",
     "daemon.core.sidecar",
-    "daemon.system.stray",
+    "daemon.system.printed",
     "daemon.terminal.progress",
     "daemon.workers.tryout",
     "pydantic.type_adapter",

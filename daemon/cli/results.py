@@ -23,7 +23,6 @@ from daemon.ledger.soundness import MOST
 from daemon.terminal.display import (
     console,
     errors,
-    print_chores,
     print_cut,
     print_failed_hint,
     print_fields,
@@ -34,6 +33,7 @@ from daemon.terminal.display import (
     print_sentences,
     print_sinks,
     print_unread,
+    print_upkeep,
     print_warning,
     print_workers,
     printable,
@@ -140,7 +140,7 @@ def print_status(snapshot: Snapshot) -> None:
     print_workers(snapshot)
     print_sinks(snapshot)
     print_looks(snapshot)
-    print_chores(snapshot.upkeep)
+    print_upkeep(snapshot.upkeep)
 
 
 def print_unwritten(reader: Reader, image: int = 0) -> None:

@@ -57,10 +57,10 @@ class PipelineSection(Section):
     fifth faster than in turns. After the first lost worker they take turns. false: if the loss of one worker must not restart
     the others."""
     stations: int = Field(0, ge=0, le=256)
-    """Number of processes that read images, feed workers and write results; they divide the workers and share one ledger. 1:
-    the daemon itself. 0: the daemon itself for up to two GPUs, otherwise one for each GPU; pipelined: as many as are faster.
-    Each has a worker of each segment, and a slab: set fewer if the memory is small, more if reading or writing limits the
-    rate."""
+    """Number of executors: processes that read images, feed workers and write results. They divide the workers and share one
+    ledger. 1: the daemon itself. 0: the daemon itself for up to two GPUs, otherwise one for each GPU; pipelined: as many as are
+    faster. Each has a worker of each segment, and a slab: set fewer if the memory is small, more if reading or writing limits
+    the rate."""
     threads_per_worker: int = Field(2, ge=1, le=16)
     """Batches that a worker processes at once. More, if `visiond status` says that the workers limit the rate; 1 for less
     memory."""
@@ -68,9 +68,9 @@ class PipelineSection(Section):
     """Decoder processes of each worker. 0: chosen by the number of cores. More, if `visiond status` says that decoding limits
     the rate; fewer for less memory."""
     slab_bytes: Annotated[ByteCount, AfterValidator(check_slab)] = 0
-    """Size of the slab, a station's shared memory for images in flight. 0: an eighth of the free memory, for each GPU at least
-    1 GiB and at most 12 GiB; 256 MiB without a GPU. Larger for images of many megabytes; smaller beside programs that need the
-    memory."""
+    """Size of the slab, an executor's shared memory for images in flight. 0: an eighth of the free memory, for each GPU at
+    least 1 GiB and at most 12 GiB; 256 MiB without a GPU. Larger for images of many megabytes; smaller beside programs that
+    need the memory."""
     max_attempts: int = Field(3, ge=1, le=1000)
     """Attempts at an image with a temporary error before it is FAILED. More for a share or store with many errors."""
     retry_seconds: float = Field(5.0, ge=0)

@@ -1,7 +1,7 @@
 """Reads daemon.toml again while the daemon works: some settings change at once, and the others wait for a restart.
 
 A setting can change at once if one place uses it and no image's result depends on it. The others are part of models,
-folders or stations, which are made at the start.
+folders or executors, which are made at the start.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ LEDGER = "ledger.sqlite"
 IDENTITY = "identity"  # the id of the ledger that belongs here
 CONTROL = "control.sock"
 LOCK = "lock"
-DIARY = "upkeep.json"
+UPKEEP = "upkeep.json"
 NAMES = "inboxes.json"
 PROFILE = "tuning.json"  # what `visiond tune` measured
 TUNING = "tuning-"  # how the folders begin in which it works
@@ -32,7 +32,7 @@ LABELS = "labels.sqlite"  # what people say about images
 SEARCH = "search"  # made from the ledger; may be deleted
 WANDB = "wandb"  # what `visiond tune --wandb` sends, as that library keeps it; may be deleted
 OWN = (  # in addition to the ledger
-    IDENTITY, CONTROL, LOCK, DIARY, NAMES, PROFILE, TUNING, KERNELS, CANARY, PICTURES, PAGE_TOKEN, SINK_FILES, LABELS, SEARCH,
+    IDENTITY, CONTROL, LOCK, UPKEEP, NAMES, PROFILE, TUNING, KERNELS, CANARY, PICTURES, PAGE_TOKEN, SINK_FILES, LABELS, SEARCH,
     WANDB,
 )  # fmt: skip
 SOCKET_BYTES = 107  # unix(7)
@@ -60,7 +60,7 @@ def check_files(folder: Path) -> None:
         *(f"{LEDGER}{suffix}" for suffix in DATABASE),
         IDENTITY,
         LOCK,
-        DIARY,
+        UPKEEP,
         NAMES,
         PROFILE,
         PAGE_TOKEN,

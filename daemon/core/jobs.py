@@ -1,6 +1,6 @@
 """The data types of the daemon: a version of a file, a job, and its states.
 
-Those of which there is one for every image are structs of msgspec: one is made, and sent to a station, in a
+Those of which there is one for every image are structs of msgspec: one is made, and sent to an executor, in a
 fraction of the time that a dataclass takes.
 """
 

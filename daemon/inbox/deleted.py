@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from daemon.inbox.absence import find_unmounted, why_missing
 from daemon.inbox.folder import Folder
+from daemon.inbox.unavailable import find_unmounted, why_missing
 from daemon.system.mounts import FolderAway
 from stages.contract.base import Reason
 

@@ -20,8 +20,8 @@ from asyncinotify import Event, Inotify, Mask
 
 from daemon.config.sections import Inbox
 from daemon.core.jobs import Ending, Failure, File
-from daemon.inbox.absence import find_absence, find_hidden
 from daemon.inbox.folder import Folder, Hint, open_folder
+from daemon.inbox.unavailable import find_hidden, why_unavailable
 from daemon.inbox.walk import LONGEST_PATH, Unread, Walk
 from daemon.ledger.records import Reader
 from daemon.monitoring.metrics import Metrics
@@ -181,7 +181,7 @@ class Watcher:
             if not await folder.learn_events():
                 return
             self._answered()
-        if away := await folder.in_thread(find_absence, folder, self._reader):
+        if away := await folder.in_thread(why_unavailable, folder, self._reader):
             folder.note_away(away)
             return
         if not subtree:

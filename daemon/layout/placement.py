@@ -178,53 +178,53 @@ def _describe(counts: Mapping[str, int], section: PipelineSection) -> str:
     return said if is_usual else f'{said}, by spread = "{section.spread}"'
 
 
-def share_out(placement: Placement, stations: int) -> list[list[list[int]]]:
-    """For each station, and for each segment, the numbers of its workers there.
+def share_out(placement: Placement, executors: int) -> list[list[list[int]]]:
+    """For each executor, and for each segment, the numbers of its workers there.
 
-    stations: how many are wanted; 0: for a replicated placement one for each device, if there are more than one
-    interpreter can feed; for a pipelined one, the number with the highest rate. Each station has a worker of each
+    executors: how many are wanted; 0: for a replicated placement one for each device, if there are more than one
+    interpreter can feed; for a pipelined one, the number with the highest rate. Each executor has a worker of each
     segment. A device's workers stay together if there are enough devices.
     """
     segments = placement.segments
     unique = len(dict.fromkeys(segments[0].devices))
-    if stations:
-        wanted = min(stations, *(len(segment.devices) for segment in segments))
+    if executors:
+        wanted = min(executors, *(len(segment.devices) for segment in segments))
     elif len(segments) > 1:
         # max takes the first of equal ones: no more processes than are of use
-        wanted = max(_possible_stations(placement), key=lambda number: _estimate_rate(placement, number))
+        wanted = max(_possible_executors(placement), key=lambda number: _estimate_rate(placement, number))
     else:
         wanted = unique if unique > DEVICES_PER_INTERPRETER else 1
     return _deal(placement, wanted)
 
 
-def _deal(placement: Placement, stations: int) -> list[list[list[int]]]:
-    parts: list[list[list[int]]] = [[] for _ in range(stations)]
+def _deal(placement: Placement, executors: int) -> list[list[list[int]]]:
+    parts: list[list[list[int]]] = [[] for _ in range(executors)]
     for segment in placement.segments:
         unique = list(dict.fromkeys(segment.devices))
-        by_device = len(unique) >= stations
+        by_device = len(unique) >= executors
         places = [unique.index(device) if by_device else n for n, device in enumerate(segment.devices)]
         for number, part in enumerate(parts):
-            part.append([n for n, place in enumerate(places) if place % stations == number])
+            part.append([n for n, place in enumerate(places) if place % executors == number])
     return parts
 
 
 def _best_rate(placement: Placement) -> float:
-    """With the best number of stations."""
-    return max(_estimate_rate(placement, number) for number in _possible_stations(placement))
+    """With the best number of executors."""
+    return max(_estimate_rate(placement, number) for number in _possible_executors(placement))
 
 
-def _possible_stations(placement: Placement) -> range:
-    """Numbers of stations with which each has all workers of a device of each segment."""
+def _possible_executors(placement: Placement) -> range:
+    """Numbers of executors with which each has all workers of a device of each segment."""
     return range(1, min(len(set(segment.devices)) for segment in placement.segments) + 1)
 
 
-def _estimate_rate(placement: Placement, stations: int) -> float:
-    """Images per unit of cost. A station is as fast as its slowest segment, and its interpreter feeds no more
+def _estimate_rate(placement: Placement, executors: int) -> float:
+    """Images per unit of cost. An executor is as fast as its slowest segment, and its interpreter feeds no more
     than DEVICES_PER_INTERPRETER devices that would hold all stages."""
     costs = [_cost(segment.stages, placement.costs) for segment in placement.segments]
     fed = DEVICES_PER_INTERPRETER / sum(costs)
     rates = []
-    for part in _deal(placement, stations):
+    for part in _deal(placement, executors):
         shares = zip(part, placement.segments, costs, strict=True)
         held = [sum(_share_of(n, segment) for n in numbers) / cost for numbers, segment, cost in shares]
         rates.append(min(fed, *held))
@@ -321,7 +321,7 @@ def _spread(
     stages: tuple[str, ...], devices: Sequence[str], costs: Mapping[str, float], *, scarce: bool
 ) -> tuple[Segment, ...]:
     """Cut the stages into runs, at most as many as there are devices, so that the rate is highest: fewer runs
-    leave more devices for each, so that several stations can have all of them.
+    leave more devices for each, so that several executors can have all of them.
 
     scarce: memory is, so there are as many runs as possible.
     """

@@ -28,11 +28,11 @@ def size_slab(config: Config, gpus: Sequence[Gpu]) -> int:
     return used * min(max(share, GPU_SLAB), MOST_SLAB)
 
 
-def size_slabs(config: Config, gpus: Sequence[Gpu], stations: int) -> int:
-    """Bytes of each station's slab. Raises ConfigError if this machine does not have that much memory."""
-    size = config.pipeline.slab_bytes or size_slab(config, gpus) // stations
-    if size * stations > psutil.virtual_memory().total:
-        raise ConfigError([_too_much(size, stations)])
+def size_slabs(config: Config, gpus: Sequence[Gpu], executors: int) -> int:
+    """Bytes of each executor's slab. Raises ConfigError if this machine does not have that much memory."""
+    size = config.pipeline.slab_bytes or size_slab(config, gpus) // executors
+    if size * executors > psutil.virtual_memory().total:
+        raise ConfigError([_too_much(size, executors)])
     return size
 
 
@@ -45,7 +45,7 @@ def open_slab(config: Config, gpus: Sequence[Gpu]) -> Slab:
         raise ConfigError([f"{_too_much(size, 1)} ({error.strerror})"]) from error
 
 
-def _too_much(size: int, stations: int) -> str:
-    for_each = f" for each of {stations} stations" if stations > 1 else ""
+def _too_much(size: int, executors: int) -> str:
+    for_each = f" for each of {executors} executors" if executors > 1 else ""
     has = f"this machine has {psutil.virtual_memory().total >> 20:,} MiB of memory"
     return f"pipeline.slab_bytes: {size >> 20:,} MiB{for_each} is too much; {has}. Set a smaller value."

@@ -269,7 +269,7 @@ class Record:
 
 class Committed(NamedTuple):
     """What the ledger has written. newest: the ids of those that no newer version of their file has replaced. records: by
-    image; what a station in another process has committed is without them, as it makes its own."""
+    image; what an executor in another process has committed is without them, as it makes its own."""
 
     endings: list[Ending]
     newest: set[int]

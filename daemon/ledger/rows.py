@@ -57,7 +57,7 @@ def result_row(
 
 
 def checksums_of(content: Content, record: Record | None, models: Iterable[Model]) -> Checksums:
-    """The checksums of the rows that an ending makes. Stations compute them to save the coordinator time. models: of the
+    """The checksums of the rows that an ending makes. Executors compute them to save the coordinator time. models: of the
     content's outputs. record: None: the image has neither a result nor a reason."""
     results = {m.stage: checksums.of_result(content.digest, m, content.outputs[m.stage]) for m in models}
     return Checksums(content_row(content)[-1], results, record.checksum if record else None)

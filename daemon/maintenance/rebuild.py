@@ -141,8 +141,8 @@ def _locate(record: Record, destination: Destination) -> Record:
         and status.st_ctime_ns / 1e9 < record.seen_at + CLOCK_SECONDS
     ):
         return replace(record, version=Version.of(status))
-    home = destination.home_of(record)
-    for place in reversed(taken_names(home, record.id)) if home else ():
+    new_place = destination.new_place_of(record)
+    for place in reversed(taken_names(new_place, record.id)) if new_place else ():
         status = stat_regular(place)
         if status and status.st_size == record.version.size:
             return replace(record, location=place, version=Version.of(status))

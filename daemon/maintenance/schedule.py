@@ -28,9 +28,9 @@ from daemon.maintenance.backups import back_up_into, upload_backups
 from daemon.maintenance.comparing import check_ledger, check_some
 from daemon.maintenance.forgetting import Folders, are_scanned, forget_skipped
 from daemon.maintenance.pruning import Amounts, prune, shrink
-from daemon.monitoring.diary import read_diary, write_diary
 from daemon.monitoring.metrics import Metrics
-from daemon.monitoring.snapshot import TASKS, Chore
+from daemon.monitoring.snapshot import TASKS, UpkeepRun
+from daemon.monitoring.upkeep import read_upkeep, write_upkeep
 from daemon.system.mounts import KnownFolder
 
 log = structlog.get_logger()
@@ -83,10 +83,10 @@ class Upkeep:
             "prune": self._prune,
             "vacuum": self._vacuum,
         }
-        self._chores = {chore.task: chore for chore in read_diary(self._folder) if chore.task in TASKS}
-        for task, chore in self._chores.items():
-            metrics.upkeep_success.labels(task).set(chore.succeeded_at or 0.0)
-            metrics.upkeep_failed.labels(task).set(bool(chore.failure))
+        self._last_runs = {run.task: run for run in read_upkeep(self._folder) if run.task in TASKS}
+        for task, run in self._last_runs.items():
+            metrics.upkeep_success.labels(task).set(run.succeeded_at or 0.0)
+            metrics.upkeep_failed.labels(task).set(bool(run.failure))
         self.pruning = Pruning()
         self._asked = anyio.Event()
         self._before = 0.0
@@ -105,17 +105,17 @@ class Upkeep:
         days = (upkeep.verify_days, backup_days, upload_days, *ours)
         self._interval_seconds = {t: DAY_SECONDS * count for t, count in zip(TASKS, days, strict=True)}
 
-    def chores(self) -> list[Chore]:
+    def last_runs(self) -> list[UpkeepRun]:
         """Each task that is on, or that ran before."""
-        on = [task for task in TASKS if self._interval_seconds[task] or task in self._chores]
-        return [self._chore(task) for task in on]
+        on = [task for task in TASKS if self._interval_seconds[task] or task in self._last_runs]
+        return [self._last_run(task) for task in on]
 
-    def _chore(self, task: str) -> Chore:
+    def _last_run(self, task: str) -> UpkeepRun:
         """How it went the last time, if it ran before."""
-        return self._chores.get(task, Chore(task=task))
+        return self._last_runs.get(task, UpkeepRun(task=task))
 
     def failures(self) -> list[str]:
-        return [chore.failure for chore in self.chores() if chore.failure]
+        return [run.failure for run in self.last_runs() if run.failure]
 
     async def run(self, *, scheduled: bool = True) -> None:
         """Run until cancelled. scheduled: if false, only what a user asks for."""
@@ -139,17 +139,17 @@ class Upkeep:
 
     def _is_due(self, task: str, now: float) -> bool:
         """A time in the future comes from a wrong clock: the wait is never longer than the interval."""
-        interval, chore = self._interval_seconds[task], self._chore(task)
+        interval, run = self._interval_seconds[task], self._last_run(task)
         if not interval or (task == "forget" and not are_scanned(self._folders)):
             return False
-        if chore.outcome != "done" and chore.tried_at is not None:
-            return not 0 <= now - chore.tried_at < AGAIN_SECONDS.get(chore.outcome, 0.0)
-        return chore.tried_at is None or not 0 <= now - chore.tried_at < interval * (1 - EARLY)
+        if run.outcome != "done" and run.tried_at is not None:
+            return not 0 <= now - run.tried_at < AGAIN_SECONDS.get(run.outcome, 0.0)
+        return run.tried_at is None or not 0 <= now - run.tried_at < interval * (1 - EARLY)
 
     async def perform(self, task: str) -> None:
         """Run one task; if it fails, log that and go on."""
         started, began = self._clock(), time.monotonic()
-        last = self._chore(task)
+        last = self._last_run(task)
         try:
             outcome, detail = "done", await self._work[task]()
         except Stopped:
@@ -161,7 +161,7 @@ class Upkeep:
         else:
             self._metrics.upkeep_success.labels(task).set(started)
             log.info("upkeep done", task=task, detail=detail)
-        self._chores[task] = Chore(
+        self._last_runs[task] = UpkeepRun(
             task=task,
             tried_at=started,
             succeeded_at=started if outcome == "done" else last.succeeded_at,
@@ -171,7 +171,7 @@ class Upkeep:
         )
         self._metrics.upkeep_failed.labels(task).set(outcome == "failed")
         try:
-            write_diary(self._folder, self._chores.values())
+            write_upkeep(self._folder, self._last_runs.values())
         except OSError as error:  # it is tried again after the next task
             log.warning("the state of upkeep cannot be saved", why=str(error))
 
@@ -215,7 +215,7 @@ class Upkeep:
 
     async def forget_at_end(self) -> None:
         """Let `run --once` forget skipped files, unless the last time took long and is not long ago."""
-        last = self._chore("forget")
+        last = self._last_run("forget")
         since = self._clock() - (last.tried_at or 0.0)
         rests = last.seconds > QUICK_SECONDS and 0 <= since < REST * last.seconds
         is_on = bool(self._interval_seconds["forget"] and self._counts.of(JobStatus.SKIPPED))

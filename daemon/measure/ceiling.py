@@ -19,8 +19,8 @@ from daemon.layout.layout import Layout
 from daemon.layout.slabs import size_slab
 from daemon.monitoring.metrics import Metrics
 from daemon.system.log import set_up as set_up_log
-from daemon.workers.lane import Lane
-from daemon.workers.opening import open_lanes
+from daemon.workers.batcher import Batcher
+from daemon.workers.opening import open_batchers
 
 
 def measure_ceiling(config: Config, images: list[Path], seconds: float) -> float:
@@ -39,16 +39,18 @@ async def _measure(config: Config, images: list[Path], seconds: float) -> float:
             "--memory needs workers that hold all stages, but this configuration spreads the stages over devices."
         )
     with closing(Slab(size_slab(layout.config, layout.gpus))) as slab:
-        [lane] = open_lanes(layout, slab, Metrics())
+        [batcher] = open_batchers(layout, slab, Metrics())
         items = list(fill(slab, images))
-        batches = [items[start : start + lane.batch_size] for start in range(0, len(items), lane.batch_size)]
+        batches = [
+            items[start : start + batcher.batch_size] for start in range(0, len(items), batcher.batch_size)
+        ]
         async with anyio.create_task_group() as tasks:
-            await tasks.start(lane.pool.run)
-            await work(lane, iter(batches))
+            await tasks.start(batcher.pool.run)
+            await work(batcher, iter(batches))
             started = time.monotonic()
-            done = await work(lane, until(started + seconds, batches))
+            done = await work(batcher, until(started + seconds, batches))
             rate = done / (time.monotonic() - started)
-            lane.pool.stop()
+            batcher.pool.stop()
     return rate
 
 
@@ -68,21 +70,21 @@ def until(deadline: float, batches: list[list[Item]]) -> Iterator[list[Item]]:
     return itertools.takewhile(lambda _: time.monotonic() < deadline, itertools.cycle(batches))
 
 
-async def work(lane: Lane, batches: Iterator[list[Item]]) -> int:
-    """Process batch after batch in all slots of all workers; returns the number of images."""
+async def work(batcher: Batcher, batches: Iterator[list[Item]]) -> int:
+    """Process batch after batch in all threads of all workers; returns the number of images."""
     done = 0
 
     async def use_slot() -> None:
         nonlocal done
         for items in batches:
-            worker = await lane.pool.reserve()
-            reply = await lane.pool.run_batch(worker, items)
-            lane.pool.release(worker)
+            worker = await batcher.pool.reserve()
+            reply = await batcher.pool.run_batch(worker, items)
+            batcher.pool.release(worker)
             if failed := [outcome.detail for outcome in reply.outcomes if outcome.reason]:
                 raise VisiondError(f"The workers failed on {len(failed)} images fed from memory: {failed[0]}")
             done += len(items)
 
     async with anyio.create_task_group() as tasks:
-        for _ in range(sum(seat.setup.threads for seat in lane.pool.seats)):
+        for _ in range(sum(slot.setup.threads for slot in batcher.pool.slots)):
             tasks.start_soon(use_slot)
     return done

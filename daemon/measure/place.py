@@ -88,8 +88,8 @@ class Place:
         """pack: as in [models]; "" for random weights. pipeline: lines for that table of the configuration.
         second_look: a [[second_look]] table of the configuration."""
         self.folder = folder.absolute()
-        self.home = self.folder / "daemon"
-        self.config_file = self.home / "daemon.toml"
+        self.daemon_folder = self.folder / "daemon"
+        self.config_file = self.daemon_folder / "daemon.toml"
         self.drop = self.folder / "drop"
         self.pack = str(Path(pack).absolute()) if "/" in pack else pack or str(self.folder / "pack")
         self._pipeline = "\n".join([*pipeline, second_look])
@@ -123,12 +123,12 @@ class Place:
 
     def prepare(self, inbox: Path, *, cold: bool = False, unpack: Sequence[str] = ()) -> Config:
         """Remove ledger and results, and write the configuration. Keeps compiled kernels unless `cold`."""
-        for path in (self.home / "results", *self.home.glob("state/*")):
+        for path in (self.daemon_folder / "results", *self.daemon_folder.glob("state/*")):
             if path.is_file():
                 path.unlink()
             elif cold or path.name != KERNELS:
                 shutil.rmtree(path, ignore_errors=True)
-        self.home.mkdir(parents=True, exist_ok=True)
+        self.daemon_folder.mkdir(parents=True, exist_ok=True)
         strings = {"inbox": inbox, "pack": self.pack, "models": Path("models").absolute()}
         quoted = {key: json.dumps(str(value)) for key, value in strings.items()}
         listed = json.dumps(list(unpack))

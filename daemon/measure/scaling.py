@@ -99,7 +99,7 @@ def measure_scaling(
             for is_cold in [True] * (cold if not points else 0) + [False] * warm:
                 progress(f"{describe(number)}, {placement}: run {len(runs) + 1}")
                 runs.append(run_job(place, inbox, cold=is_cold))
-            answers = read_answers(place.home / "results")
+            answers = read_answers(place.daemon_folder / "results")
             first = first or answers
             progress(f"{describe(number)}: one image at a time")
             if number not in alone:

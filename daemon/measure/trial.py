@@ -47,7 +47,7 @@ class Bench:
         self.profile: Profile | None = None  # so far; a pipelined placement follows its costs
         self.idle_bytes: dict[str, int] = {}  # in use on each GPU without a daemon
         self.inbox = folder / "inbox"
-        self.home = folder / "daemon"
+        self.daemon_folder = folder / "daemon"
 
     def measure(self, settings: TunedSettings, say: Say) -> Trial:
         """Run one daemon with these settings. What it could not do is the trial's failure."""
@@ -56,7 +56,9 @@ class Bench:
             self.idle_bytes[device] = min(used, self.idle_bytes.get(device, used))
         started = time.monotonic()
         with (
-            Throwaway(own, self.home / "daemon.toml", log=self.home / "log", say=say) as daemon,
+            Throwaway(
+                own, self.daemon_folder / "daemon.toml", log=self.daemon_folder / "log", say=say
+            ) as daemon,
             Meter(daemon.process.pid, own) as meter,
         ):
             try:
@@ -136,26 +138,26 @@ class Bench:
         """Remove what the last daemon left, except compiled kernels, and write the configuration."""
         for done in [self.inbox, *self.folder.glob("done-*"), *self.folder.glob("sample-*")]:
             shutil.rmtree(done, ignore_errors=True)
-        shutil.rmtree(self.home, ignore_errors=True)  # removes only the link to the kernels
-        (self.home / "state").mkdir(parents=True)
+        shutil.rmtree(self.daemon_folder, ignore_errors=True)  # removes only the link to the kernels
+        (self.daemon_folder / "state").mkdir(parents=True)
         self.inbox.mkdir()
         kernels = self.config.state.path / KERNELS
         kernels.mkdir(exist_ok=True)
-        (self.home / "state" / KERNELS).symlink_to(kernels)
+        (self.daemon_folder / "state" / KERNELS).symlink_to(kernels)
         if self.profile:
-            write_profile(self.home / "state", self.profile, finished=True)
+            write_profile(self.daemon_folder / "state", self.profile, finished=True)
         document = fill_in(self.config, settings).model_dump(mode="json")
         document |= {
             "inbox": [{"path": str(self.inbox), "settle_seconds": 0}],
-            "output": {name: str(self.home / name) for name in ("results", "failed", "done")},
-            "state": {"path": str(self.home / "state")},
+            "output": {name: str(self.daemon_folder / name) for name in ("results", "failed", "done")},
+            "state": {"path": str(self.daemon_folder / "state")},
             "upkeep": {"verify_days": 0, "forget_days": 0, "vacuum_days": 0},
             "http": {"listen": ""},
             "log": {"level": "warning", "format": "json"},
         }
-        document["output"]["bins_folder"] = str(self.home / "bins")
+        document["output"]["bins_folder"] = str(self.daemon_folder / "bins")
         document["pipeline"] |= {"reuse_results": False, "rescan_seconds": 1.0, "drain_seconds": 1.0}
-        file = self.home / "daemon.toml"
+        file = self.daemon_folder / "daemon.toml"
         file.write_text(tomlkit.dumps(document))
         return load(file)
 

@@ -33,7 +33,7 @@ class Metrics(Series):
     def __init__(self) -> None:
         super().__init__()
         self.counts = Counts()
-        self.stations = Sum()  # of those in other processes, and of the page
+        self.executors = Sum()  # of those in other processes, and of the page
         self._inboxes: Mapping[int, str] = {}  # names by number
         self._measured: set[str] = set()  # folders whose disk has answered
         self._gpus = Gpus()
@@ -128,8 +128,8 @@ class Metrics(Series):
         for stage in attempt.content.outputs:
             self.reused.labels(stage).inc()
 
-    def replied(self, lane: str, device: str, reply: Reply) -> None:
-        self.batch_images.labels(lane).observe(len(reply.outcomes))
+    def replied(self, batcher: str, device: str, reply: Reply) -> None:
+        self.batch_images.labels(batcher).observe(len(reply.outcomes))
         self.device_batches.labels(device).inc()
         self.device_batch_images.labels(device).inc(len(reply.outcomes))
         for run in reply.runs:
@@ -189,13 +189,13 @@ class Metrics(Series):
 
     def collect(self) -> Iterable[Metric]:
         """All metrics, with those of other processes added."""
-        return add(self.registry.collect(), self.stations.total())
+        return add(self.registry.collect(), self.executors.total())
 
     def stage_states(self) -> list[StageState]:
-        """What each stage has done since the start, in all stations."""
+        """What each stage has done since the start, in all executors."""
         sums: collections.Counter[tuple[str, str]] = collections.Counter()
         own = [self.stage_images, self.stage_seconds, self.reused]
-        for family in add(chain.from_iterable(each.collect() for each in own), self.stations.total()):
+        for family in add(chain.from_iterable(each.collect() for each in own), self.executors.total()):
             for sample in family.samples:
                 sums[sample.name, sample.labels["stage"]] += sample.value  # type: ignore[assignment]
         return [
@@ -220,7 +220,7 @@ class Metrics(Series):
 
 
 class LookMetrics:
-    """What the station of a second look reports. label: stands for the name of its stage."""
+    """What the executor of a second look reports. label: stands for the name of its stage."""
 
     def __init__(self, metrics: Metrics, label: str, devices: Collection[str]) -> None:
         self._metrics, self._label = metrics, label
@@ -234,6 +234,6 @@ class LookMetrics:
     def fed(self, attempt: Attempt) -> None:
         """Already counted in its first look."""
 
-    def replied(self, lane: str, device: str, reply: Reply) -> None:
+    def replied(self, batcher: str, device: str, reply: Reply) -> None:
         runs = [msgspec.structs.replace(run, stage=self._label) for run in reply.runs]
-        self._metrics.replied(lane, device, msgspec.structs.replace(reply, runs=runs))
+        self._metrics.replied(batcher, device, msgspec.structs.replace(reply, runs=runs))

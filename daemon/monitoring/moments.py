@@ -1,4 +1,4 @@
-"""Looks once a second at what limits the rate: at the machine, and at what the stations know of themselves."""
+"""Looks once a second at what limits the rate: at the machine, and at what the executors know of themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from daemon.monitoring.limits import INPUT, PUBLISH, READ, Limit, Moment, find_limit
 from daemon.monitoring.processes import CpuTimes
-from daemon.monitoring.snapshot import GpuState, LaneState, StationState, WorkerState
+from daemon.monitoring.snapshot import BatcherState, ExecutorState, GpuState, WorkerState
 from stages.contract.processes import count_cores
 
 LOOK_SECONDS = 1.0  # between two moments
@@ -45,7 +45,7 @@ class Limits:
 
     def add(
         self,
-        states: Sequence[StationState],
+        states: Sequence[ExecutorState],
         load: Load,
         *,
         ended: int,
@@ -65,7 +65,7 @@ class Limits:
                 occupied=occupied,
                 waiting=waiting,
                 crowded=any(
-                    state.waits_for_room and state.lanes[0].queued < state.lanes[0].batch_size
+                    state.waits_for_room and state.batchers[0].queued < state.batchers[0].batch_size
                     for state in states
                 ),
                 gpu_busy=_measure_busy(states, load.gpus),
@@ -80,27 +80,29 @@ class Limits:
         )
 
 
-def find_waits(states: Collection[StationState], *, has_files: bool) -> tuple[float | None, dict[str, float]]:
+def find_waits(
+    states: Collection[ExecutorState], *, has_files: bool
+) -> tuple[float | None, dict[str, float]]:
     """Shares of the threads of ready workers: those with a batch, of the segment that has most; and what those without one
     wait for. A thread that waits for another segment, or for room in the slab, is not counted.
 
     The first segment can wait for files, and the last one until earlier results are published.
     """
     threads, busy = Counter[str](), Counter[str]()
-    for lane in chain.from_iterable(state.lanes for state in states):
-        threads[lane.name] += sum(worker.threads for worker in _ready(lane))
-        busy[lane.name] += sum(worker.busy for worker in _ready(lane))
+    for batcher in chain.from_iterable(state.batchers for state in states):
+        threads[batcher.name] += sum(worker.threads for worker in _ready(batcher))
+        busy[batcher.name] += sum(worker.busy for worker in _ready(batcher))
     shares = [busy[name] / count for name, count in threads.items() if count]
     waiting = defaultdict[str, float](float)
-    for lane, part in chain.from_iterable(_waits_of(state, has_files=has_files) for state in states):
-        free = sum(worker.threads - worker.busy for worker in _ready(lane))
-        waiting[part] += free / max(1, threads[lane.name])
+    for batcher, part in chain.from_iterable(_waits_of(state, has_files=has_files) for state in states):
+        free = sum(worker.threads - worker.busy for worker in _ready(batcher))
+        waiting[part] += free / max(1, threads[batcher.name])
     return max(shares, default=None), dict(waiting)
 
 
-def _waits_of(state: StationState, *, has_files: bool) -> Iterator[tuple[LaneState, str]]:
+def _waits_of(state: ExecutorState, *, has_files: bool) -> Iterator[tuple[BatcherState, str]]:
     """What the free threads of the first and of the last segment wait for."""
-    first, last = state.lanes[0], state.lanes[-1]
+    first, last = state.batchers[0], state.batchers[-1]
     if last.queued or state.is_backed_up:
         yield last, PUBLISH
         if last is first:
@@ -109,13 +111,13 @@ def _waits_of(state: StationState, *, has_files: bool) -> Iterator[tuple[LaneSta
         yield first, READ if has_files else INPUT
 
 
-def _ready(lane: LaneState) -> list[WorkerState]:
-    return [worker for worker in lane.workers if worker.state == "ready"]
+def _ready(batcher: BatcherState) -> list[WorkerState]:
+    return [worker for worker in batcher.workers if worker.state == "ready"]
 
 
-def _measure_busy(states: Collection[StationState], gpus: Sequence[GpuState]) -> float | None:
+def _measure_busy(states: Collection[ExecutorState], gpus: Sequence[GpuState]) -> float | None:
     """Of the GPUs that ready workers use, on average; None if none reports it."""
-    workers = [worker for state in states for lane in state.lanes for worker in _ready(lane)]
+    workers = [worker for state in states for batcher in state.batchers for worker in _ready(batcher)]
     used = {part for worker in workers for part in worker.device.split("+")}
     loads = [gpu.busy for gpu in gpus if gpu.device in used and gpu.busy is not None]
     return sum(loads) / len(loads) if loads else None

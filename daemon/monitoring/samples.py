@@ -1,4 +1,4 @@
-"""Samples of metrics as values, to be sent from a station, or the page, to the daemon and added up there."""
+"""Samples of metrics as values, to be sent from an executor, or the page, to the daemon and added up there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Sample(msgspec.Struct, array_like=True, frozen=True):
     name: str
     labels: dict[str, str]
     value: float
-    counts: bool  # a counter or a histogram, whose value is kept after the station is gone
+    counts: bool  # a counter or a histogram, whose value is kept after the executor is gone
 
     @property
     def key(self) -> Key:
@@ -36,20 +36,20 @@ def read_samples(collectors: Iterable[Collector]) -> list[Sample]:
 
 
 class Sum:
-    """The samples of all stations, and of the page. What one counted before it was lost stays in the sum, because
+    """The samples of all executors, and of the page. What one counted before it was lost stays in the sum, because
     Prometheus reads a falling counter as a restart."""
 
     def __init__(self) -> None:
         self._lasting: Counter[Key] = Counter()
         self._now: dict[object, list[Sample]] = {}
 
-    def take(self, station: object, samples: list[Sample]) -> None:
-        """A station's samples, in place of its earlier ones."""
-        self._now[station] = samples
+    def take(self, executor: object, samples: list[Sample]) -> None:
+        """An executor's samples, in place of its earlier ones."""
+        self._now[executor] = samples
 
-    def keep(self, station: object) -> None:
-        """The station was lost: its counts stay, its gauges do not."""
-        for sample in self._now.pop(station, []):
+    def keep(self, executor: object) -> None:
+        """The executor was lost: its counts stay, its gauges do not."""
+        for sample in self._now.pop(executor, []):
             if sample.counts:
                 self._lasting[sample.key] += sample.value  # type: ignore[assignment]
 
@@ -69,7 +69,7 @@ def add(families: Iterable[Metric], total: Mapping[Key, float]) -> Iterator[Metr
         for sample in family.samples:
             key = (family.name, sample.name, tuple(sorted(sample.labels.items())))
             found.append(sample._replace(value=sample.value + rest.pop(key, 0.0)))
-        for key in [key for key in rest if key[0] == family.name]:  # series that only stations have
+        for key in [key for key in rest if key[0] == family.name]:  # series that only executors have
             found.append(PrometheusSample(key[1], dict(key[2]), rest.pop(key)))
         family.samples = found
         yield family

@@ -377,8 +377,8 @@ class Series:
         """Those that the page updates, which has a process of its own."""
         return [self.page_requests, self.page_seconds, self.uploads, self.upload_bytes]
 
-    def of_stations(self) -> list[Collector]:
-        """Those that a station updates."""
+    def of_executors(self) -> list[Collector]:
+        """Those that an executor updates."""
         return [
             *(self.wait_seconds, self.reused, self.batch_images, self.stage_seconds, self.stage_images),
             *(self.out_of_memory, self.worker_restarts, self.model_load_seconds),

@@ -65,8 +65,8 @@ def describe_loading(stages: list[str], loaded: Collection[str]) -> str:
     return "; ".join([*parts, f"{', '.join(left)} to go" if left else "first test run"])
 
 
-class LaneState(msgspec.Struct, frozen=True):
-    """A segment at work in a station. queued: images that wait for a worker. batch_size: images in a full batch."""
+class BatcherState(msgspec.Struct, frozen=True):
+    """A segment at work in an executor. queued: images that wait for a worker. batch_size: images in a full batch."""
 
     name: str
     queued: int
@@ -74,12 +74,12 @@ class LaneState(msgspec.Struct, frozen=True):
     batch_size: int = 1
 
 
-class StationState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a station knows of itself. The slab in bytes; progressed_at: when a batch last began or ended,
+class ExecutorState(msgspec.Struct, frozen=True, kw_only=True):
+    """What an executor knows of itself. The slab in bytes; progressed_at: when a batch last began or ended,
     in monotonic seconds; blocked: why nothing can be read or written. waits_for_room: in the slab, for the
     next image. is_backed_up: no more results can be taken until some are published."""
 
-    lanes: list[LaneState]
+    batchers: list[BatcherState]
     slab_used: int
     slab_size: int
     progressed_at: float
@@ -89,7 +89,7 @@ class StationState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SegmentState(msgspec.Struct, frozen=True):
-    """A segment of all stations together. queued: images that wait for a worker."""
+    """A segment of all executors together. queued: images that wait for a worker."""
 
     name: str
     queued: int
@@ -116,7 +116,7 @@ class GpuState(msgspec.Struct, frozen=True):
     uuid: str = ""
 
 
-class Chore(msgspec.Struct, frozen=True, kw_only=True):
+class UpkeepRun(msgspec.Struct, frozen=True, kw_only=True):
     """The last run of an upkeep task. Times are Unix seconds; None: never."""
 
     task: str  # one of TASKS
@@ -194,7 +194,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     notices: dict[str, str] = {}  # by stage
     settings_digest: str = ""  # of the models, thresholds and rule that the daemon was started with
     uptime_seconds: float = 0.0
-    upkeep: list[Chore] = []  # tasks that are enabled or have run before
+    upkeep: list[UpkeepRun] = []  # tasks that are enabled or have run before
     # files with results of other models than the current ones; None: not counted yet
     outdated: Outdated | None = None
     # the last warnings and errors of the daemon's own process; empty for readers of [http] and /api/status, as they name files
@@ -277,7 +277,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"{timedelta(seconds=round(self.eta_seconds))} to go")
         unread = f"{self.unread_folders:,} folder{'s' * (self.unread_folders != 1)} in inboxes cannot be read"
         problems = [*self.obstacles, unread if self.unread_folders else ""]
-        problems += [chore.failure for chore in self.upkeep]
+        problems += [run.failure for run in self.upkeep]
         problems += [self.refusal_sentence(), "" if self.running else self.absence_sentence()]
         return "; ".join(filter(None, (", ".join(filter(None, parts)), *problems)))
 

@@ -1,4 +1,4 @@
-"""The coordinator as a station in a process of its own sees it. wire.py has the messages; remote.py answers them."""
+"""The coordinator as an executor in a process of its own sees it. wire.py has the messages; remote.py answers them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from daemon.ledger.rows import checksums_of
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.samples import read_samples
 from daemon.pipeline import wire
-from daemon.pipeline.station import Published, Station
+from daemon.pipeline.executor import Executor, Published
 from daemon.results.destinations import Destination
 from daemon.system.log import set_up
 
 
 class RemoteCoordinator:
-    """The coordinator, as the station sees it: each call is a message and its answer."""
+    """The coordinator, as the executor sees it: each call is a message and its answer."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, models: Mapping[str, Model]
@@ -33,15 +33,15 @@ class RemoteCoordinator:
         self._numbers = itertools.count(1)
         self._calls: dict[int, asyncio.Future[wire.Answer]] = {}
 
-    async def listen(self, station: Station) -> None:
+    async def listen(self, executor: Executor) -> None:
         """Take messages until the daemon says stop or is gone."""
         while True:
-            match message := wire.decode_to_station(await wire.receive(self._reader)):
+            match message := wire.decode_to_executor(await wire.receive(self._reader)):
                 case wire.LogLevel(level):
                     set_up(level, "json")
                 case wire.Drain():
-                    station.drain()
-                case wire.StationStop():
+                    executor.drain()
+                case wire.ExecutorStop():
                     return
                 case wire.Jobs() | wire.Known() | wire.Done() | wire.Ended():
                     self._calls.pop(message.number).set_result(message)
@@ -56,7 +56,7 @@ class RemoteCoordinator:
         answer: wire.Answer = await future
         return answer
 
-    async def next_jobs(self, station: object) -> list[Job]:
+    async def next_jobs(self, executor: object) -> list[Job]:
         answer = await self._call(wire.NextJobs(next(self._numbers)))
         assert isinstance(answer, wire.Jobs)
         for destination in self._destinations.values():
@@ -115,9 +115,9 @@ class RemoteCoordinator:
     def let_go(self, images: Sequence[int]) -> None:
         wire.send(self._writer, wire.LetGo(list(images)))
 
-    def report(self, station: Station, metrics: Metrics) -> None:
-        station.measure()
-        wire.send(self._writer, wire.StationReport(station.state(), read_samples(metrics.of_stations())))
+    def report(self, executor: Executor, metrics: Metrics) -> None:
+        executor.measure()
+        wire.send(self._writer, wire.ExecutorReport(executor.state(), read_samples(metrics.of_executors())))
 
-    def say(self, message: wire.Staffed | wire.StationFarewell) -> None:
+    def say(self, message: wire.Staffed | wire.ExecutorFarewell) -> None:
         wire.send(self._writer, message)

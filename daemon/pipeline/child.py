@@ -1,4 +1,4 @@
-"""The process of a station: `python -m daemon.pipeline.child SOCKET_FD PARENT_PID`. remote.py starts it."""
+"""The process of an executor: `python -m daemon.pipeline.child SOCKET_FD PARENT_PID`. remote.py starts it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from daemon.ledger.record import Model
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline import wire
 from daemon.pipeline.asking import RemoteCoordinator
-from daemon.pipeline.station import Station
+from daemon.pipeline.executor import Executor
 from daemon.pipeline.tracing import opened_tracer
 from daemon.results.destinations import Destination
 from daemon.results.judge import Judge
 from daemon.system.cores import bind
 from daemon.system.lines import written_aside
 from daemon.system.log import set_up
+from daemon.system.printed import catch
 from daemon.system.retry import Hurried
-from daemon.system.stray import catch
-from daemon.workers.opening import open_lanes
+from daemon.workers.opening import open_batchers
 from stages.contract.processes import die_with
 
 log = structlog.get_logger()
@@ -42,8 +42,8 @@ REPORT_SECONDS = 1.0
 async def work(connection: socket.socket) -> None:
     """Do the work that the first message, `Setup`, describes, until the daemon sends `Stop` or exits."""
     reader, writer = await asyncio.open_unix_connection(sock=connection)
-    setup = wire.decode_to_station(await wire.receive(reader))
-    assert isinstance(setup, wire.StationSetup)
+    setup = wire.decode_to_executor(await wire.receive(reader))
+    assert isinstance(setup, wire.ExecutorSetup)
     config = Config.model_validate(msgspec.json.decode(setup.config))
     set_up(config.log.level, "json")  # the daemon passes it on
     models = {spec.name: Model.of(spec) for spec in setup.specs}
@@ -55,13 +55,13 @@ async def work(connection: socket.socket) -> None:
     except* (VisiondError, Hurried) as group:
         error = next(leaves(group))
         with contextlib.suppress(EOFError):
-            coordinator.say(wire.StationFarewell(type(error).__name__, str(error)))
+            coordinator.say(wire.ExecutorFarewell(type(error).__name__, str(error)))
     with contextlib.suppress(OSError, RuntimeError):  # the daemon is gone
         await writer.drain()
     writer.close()
 
 
-async def _serve(setup: wire.StationSetup, config: Config, coordinator: RemoteCoordinator) -> None:
+async def _serve(setup: wire.ExecutorSetup, config: Config, coordinator: RemoteCoordinator) -> None:
     segments = tuple(Segment(tuple(stages), tuple(devices)) for stages, devices in setup.segments)
     specs = {spec.name: spec for spec in setup.specs}
     layout = Layout(config, setup.gpus, specs, Placement(segments, ""), setup.cores)
@@ -77,34 +77,34 @@ async def _serve(setup: wire.StationSetup, config: Config, coordinator: RemoteCo
     }
     roots = {number: destination.inbox for number, destination in destinations.items()}
     coordinator.serve(destinations)
-    lanes = open_lanes(layout, slab, metrics, setup.workers)
+    batchers = open_batchers(layout, slab, metrics, setup.workers)
     judge = Judge.of(config, roots)
     with opened_tracer(config.traces, setup.name) as tracer:
-        station = Station(slab, lanes, judge, destinations, metrics, tracer=tracer)
-        await _work(station, coordinator, metrics)
+        executor = Executor(slab, batchers, judge, destinations, metrics, tracer=tracer)
+        await _work(executor, coordinator, metrics)
 
 
-async def _work(station: Station, coordinator: RemoteCoordinator, metrics: Metrics) -> None:
+async def _work(executor: Executor, coordinator: RemoteCoordinator, metrics: Metrics) -> None:
     """Until the daemon says stop, or is gone."""
 
     async def staff() -> None:
         async with anyio.create_task_group() as workers:
-            await workers.start(station.staff)
-            coordinator.report(station, metrics)  # the daemon wants to know which workers are ready
+            await workers.start(executor.staff)
+            coordinator.report(executor, metrics)  # the daemon wants to know which workers are ready
             coordinator.say(wire.Staffed())
 
     async def report() -> None:
         while True:
-            coordinator.report(station, metrics)
+            coordinator.report(executor, metrics)
             await anyio.sleep(REPORT_SECONDS)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(report)
         async with anyio.create_task_group() as working:
             working.start_soon(staff)
-            working.start_soon(station.run, coordinator)
-            await coordinator.listen(station)
-            station.stop()
+            working.start_soon(executor.run, coordinator)
+            await coordinator.listen(executor)
+            executor.stop()
             working.cancel_scope.cancel()
         tasks.cancel_scope.cancel()
 

@@ -1,21 +1,21 @@
 """Read this first: the life of an image, step by step. The coordinator, here, watches the inboxes, owns the
-ledger and hands out jobs; schedule.py knows who has which. A station (station.py) does the work on each image.
+ledger and hands out jobs; schedule.py knows who has which. An executor (executor.py) does the work on each image.
 
     here 1     watch, admit   a file is complete (inbox/watcher.py), or was in another (unpacking/): it gets a row
-    here 2     next_jobs      a station asks for jobs
-    station 1  _feed          their bytes come into shared memory, known results from the ledger
-    station 2  advance        after a batch (Lane.run in workers/lane.py) has run through the stages of a worker
-    station 3  _route         to the next segment, or to the end
-    station 4  _finish        the result is committed (here 3: end): from now on it is durable
-    station 4  _publish       sidecar, bin and source: results/destinations.py
+    here 2     next_jobs      an executor asks for jobs
+    executor 1 _feed          their bytes come into shared memory, known results from the ledger
+    executor 2 advance        after a batch (Batcher.run in workers/batcher.py) has run through the stages of a worker
+    executor 3 _route         to the next segment, or to the end
+    executor 4 _finish        the result is committed (here 3: end): from now on it is durable
+    executor 4 _publish       sidecar, bin and source: results/destinations.py
     here 4     confirm        all of that is on the disk; results/outbox.py takes it on to the sinks
 
-A worker dies:           Worker.abandon, Lane._work, Station.try_again, and for an image alone Lane._isolate, Station.suspect
-A disk is full or fails: the call is repeated until it succeeds (system/retry.py): Ledger.insist, Station._publish
+A worker dies:           Worker.abandon, Batcher._work, Executor.try_again; of one image: Batcher._isolate, Executor.suspect
+A disk is full or fails: the call is repeated until it succeeds (system/retry.py): Ledger.insist, Executor._publish
 
-Every step is bounded: a station asks for jobs when it has room for their bytes, and forms a batch only when a
-worker has a free slot. So the slowest GPU limits how fast files are read, and the number of files costs no
-memory. A job is PENDING in the ledger until its station has finished it; what a crash interrupts is done again.
+Every step is bounded: an executor asks for jobs when it has room for their bytes, and forms a batch only when a
+worker has a free thread. So the slowest GPU limits how fast files are read, and the number of files costs no
+memory. A job is PENDING in the ledger until its executor has finished it; what a crash interrupts is done again.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from daemon.inbox.watcher import Watcher
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Committed
 from daemon.monitoring.metrics import Metrics
-from daemon.monitoring.snapshot import StationState
-from daemon.pipeline.remote import RemoteStation
+from daemon.monitoring.snapshot import ExecutorState
+from daemon.pipeline.executor import Executor, Published
+from daemon.pipeline.remote import RemoteExecutor
 from daemon.pipeline.running import RunningLook, finish_looks
 from daemon.pipeline.schedule import Entry, Schedule
-from daemon.pipeline.station import Published, Station
 from daemon.pipeline.unpacker import Unpacker
 from daemon.results.destinations import Destination
 from daemon.results.judge import Judge, log_failures
@@ -61,7 +61,7 @@ class Pipeline:
         *,
         ledger: Ledger,
         watcher: Watcher,
-        stations: Sequence[Station | RemoteStation],
+        executors: Sequence[Executor | RemoteExecutor],
         judge: Judge,
         destinations: Mapping[int, Destination],
         metrics: Metrics,
@@ -75,7 +75,7 @@ class Pipeline:
         self.ledger = ledger
         self.record_of = ledger.record_of
         self.watcher = watcher
-        self.stations = stations
+        self.executors = executors
         self.metrics = metrics
         self.looks, self.unpacker = looks, unpacker
         self.retry = retry or Retry()
@@ -92,7 +92,7 @@ class Pipeline:
         self._destinations = destinations
         self.bins: dict[str, None] = {}  # that images got in this run
         self._handing_out, self._asking = anyio.Lock(), anyio.CancelScope()
-        self.is_idle = False  # a station wants jobs, and none are due, or there are no more
+        self.is_idle = False  # an executor wants jobs, and none are due, or there are no more
         self._changed = anyio.Event()  # set, and replaced, when there may be more to do
         self._published: asyncio.Queue[Published] = asyncio.Queue(UNCONFIRMED)
         self._watching = anyio.CancelScope()
@@ -106,8 +106,8 @@ class Pipeline:
             for task in (self.confirm, self.publisher.release, self.outbox.run):
                 tasks.start_soon(task)
             tasks.start_soon(self.watch, once)
-            for station in self.stations:
-                tasks.start_soon(station.run, self)
+            for executor in self.executors:
+                tasks.start_soon(executor.run, self)
             for look in self.looks:
                 tasks.start_soon(look.run, self)
             if self.unpacker:
@@ -116,7 +116,7 @@ class Pipeline:
             while self.schedule.in_hand:
                 await self._changed.wait()
             await finish_looks(self.looks, self.pause)
-            if owed := self.schedule.owed():  # of a station that was lost only now
+            if owed := self.schedule.owed():  # of an executor that was lost only now
                 await self.recover({entry.job.inbox for entry in owed})
             if once and not self.draining:
                 await self.publisher.try_again()
@@ -145,7 +145,7 @@ class Pipeline:
         self._asking.cancel()
         self._watching.cancel()
         self.outbox.drain(seconds / 2)
-        for part in (*self.stations, *self.looks):
+        for part in (*self.executors, *self.looks):
             part.drain()
         if self.unpacker:
             self.unpacker.drain()
@@ -153,15 +153,15 @@ class Pipeline:
 
     @property
     def in_flight(self) -> int:
-        """Images that were taken, and those that a lost station has left to be published here."""
+        """Images that were taken, and those that a lost executor has left to be published here."""
         return self.schedule.taken
 
     @property
     def has_sinks(self) -> bool:
         return bool(self.outbox.deliveries)
 
-    def states(self) -> list[StationState]:
-        return [station.state() for station in self.stations]
+    def states(self) -> list[ExecutorState]:
+        return [executor.state() for executor in self.executors]
 
     @property
     def progressed_at(self) -> float:
@@ -185,7 +185,7 @@ class Pipeline:
             await self._changed.wait()
 
     async def recover(self, inboxes: Collection[int]) -> None:
-        """Publish what is owed, before anything else of the same inbox: by the last daemon or a station that was lost."""
+        """Publish what is owed, before anything else of the same inbox: by the last daemon or an executor that was lost."""
         inboxes = set(inboxes)
         owed = [entry for entry in self.schedule.owed() if entry.job.inbox in inboxes]
         await self.publisher.publish_owed(inboxes)
@@ -219,28 +219,28 @@ class Pipeline:
         if admitted.pending or admitted.renamed:
             self.wake()
 
-    # 2. A station asks for jobs.
+    # 2. An executor asks for jobs.
 
-    async def next_jobs(self, station: object) -> list[Job]:
+    async def next_jobs(self, executor: object) -> list[Job]:
         """Wait for the next jobs; an empty list when there will be no more."""
         jobs: list[Job] = []
         async with self._handing_out:
             with anyio.CancelScope() as self._asking:
                 while not (jobs or self._over.is_set()):
-                    jobs = await self._find_or_wait(station)
+                    jobs = await self._find_or_wait(executor)
         self.is_idle = not jobs
         return jobs
 
-    async def _find_or_wait(self, station: object) -> list[Job]:
-        """Jobs for this station. If there are none, wait until there may be some, or note that there will be no more."""
+    async def _find_or_wait(self, executor: object) -> list[Job]:
+        """Jobs for this executor. If there are none, wait until there may be some, or note that there will be no more."""
         changed = self._changed  # before all that waits, in which another inbox may begin to answer
         if unsettled := self.answering() - self._recovered:
-            with anyio.CancelScope(shield=True):  # A station that asks may be lost meanwhile.
+            with anyio.CancelScope(shield=True):  # An executor that asks may be lost meanwhile.
                 await self.recover(unsettled)
         # What is passed over now may be due by the time that the ledger has answered.
         asked_at, was_busy = time.monotonic(), self.schedule.taken > 0
         resting = self.schedule.resting(asked_at)
-        if jobs := await self._find(station, FEED):
+        if jobs := await self._find(executor, FEED):
             return jobs
         lasting = self.schedule.lasting() if self.schedule.found_all else frozenset[int]()
         pause = await self.ledger.seconds_to_next_try(time.monotonic() - asked_at, lasting)
@@ -288,16 +288,16 @@ class Pipeline:
         self.schedule.forget(job.id)
         self.wake()
 
-    # 3. The station asks and reports what concerns the ledger, in groups.
+    # 3. The executor asks and reports what concerns the ledger, in groups.
 
     async def note_read(self, read: Mapping[int, Read]) -> dict[int, Content]:
         entries = self.schedule.entries
-        self._note_absences([(entries[image].job.inbox, each) for image, each in read.items()])
+        self._note_unavailable([(entries[image].job.inbox, each) for image, each in read.items()])
         if not self._reuse_results:
             return {}
         return await self.ledger.recall({image: each.digest for image, each in read.items() if each.digest})
 
-    def _note_absences(self, reads: Sequence[tuple[int, Read]]) -> None:
+    def _note_unavailable(self, reads: Sequence[tuple[int, Read]]) -> None:
         noted = self.schedule.note_read(reads, time.monotonic())
         for inbox in noted.back:
             log.info("inbox can be read again", path=os.fsdecode(self._roots[inbox]))
@@ -314,7 +314,7 @@ class Pipeline:
 
     async def end(self, endings: Sequence[Ending]) -> Committed:
         if hidden := await self.find_hidden(endings):
-            self._note_absences([(e.job.inbox, Read(failure=e.failure)) for e in hidden.values()])
+            self._note_unavailable([(e.job.inbox, Read(failure=e.failure)) for e in hidden.values()])
             endings = [hidden.get(ending.job.id, ending) for ending in endings]
         committed = await self.ledger.end(endings, self._judge.endings)
         self.schedule.end(committed.endings, committed.newest)
@@ -341,10 +341,10 @@ class Pipeline:
         self.schedule.give_back(images)
         self.wake()
 
-    def lose(self, station: object) -> int:
-        """A station was lost: its jobs are handed out again, and what it had committed is published. Returns how many."""
-        images = self.schedule.has(station)
-        self._note_owed(self.schedule.lose(station))
+    def lose(self, executor: object) -> int:
+        """An executor was lost: its jobs are handed out again, and what it had committed is published. Returns how many."""
+        images = self.schedule.has(executor)
+        self._note_owed(self.schedule.lose(executor))
         self.wake()
         return images
 
@@ -375,7 +375,7 @@ class Pipeline:
                 if group.confirmed:
                     group.confirmed.set()
             for look in self.looks:
-                look.desk.wake()
+                look.coordinator.wake()
             self.wake()
 
     def _count_ended(self, entries: Sequence[Entry]) -> None:

@@ -1,4 +1,4 @@
-"""The stations of this daemon: one in its own process, or several, each in a process of its own."""
+"""The executors of this daemon: one in its own process, or several, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from daemon.layout.placement import share_out
 from daemon.layout.slabs import open_slab, size_slabs
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline import wire
-from daemon.pipeline.remote import RemoteStation
-from daemon.pipeline.station import Station
+from daemon.pipeline.executor import Executor
+from daemon.pipeline.remote import RemoteExecutor
 from daemon.pipeline.tracing import check_traces, opened_tracer
 from daemon.results.destinations import Destination
 from daemon.results.judge import Judge
 from daemon.system.cores import bind
 from daemon.system.retry import Retry
-from daemon.workers.opening import open_lanes
+from daemon.workers.opening import open_batchers
 
 
-def open_stations(
+def open_executors(
     stack: contextlib.ExitStack,
     layout: Layout,
     metrics: Metrics,
@@ -28,7 +28,7 @@ def open_stations(
     destinations: Mapping[int, Destination],
     bins: Sequence[str],
     retry: Retry,
-) -> Sequence[Station | RemoteStation]:
+) -> Sequence[Executor | RemoteExecutor]:
     """None of them is started yet. bins: those that a rule has named before now. retry: of the coordinator."""
     config = layout.config
     for segment in layout.placement.segments:
@@ -40,15 +40,15 @@ def open_stations(
         slab = open_slab(config, layout.gpus)
         stack.callback(slab.close)
         tracer = stack.enter_context(opened_tracer(config.traces))
-        lanes = open_lanes(layout, slab, metrics)
-        return [Station(slab, lanes, judge, destinations, metrics, tracer=tracer, beside=retry)]
+        batchers = open_batchers(layout, slab, metrics)
+        return [Executor(slab, batchers, judge, destinations, metrics, tracer=tracer, beside=retry)]
     check_traces(config.traces)
     slab_bytes = size_slabs(config, layout.gpus, len(parts))
-    stations: list[RemoteStation] = []
+    executors: list[RemoteExecutor] = []
     for place, part in enumerate(parts):
-        setup = describe(layout, f"station {place}", part, slab_bytes, destinations, bins)
-        stations.append(RemoteStation(setup, metrics, stations))
-    return stations
+        setup = describe(layout, f"executor {place}", part, slab_bytes, destinations, bins)
+        executors.append(RemoteExecutor(setup, metrics, executors))
+    return executors
 
 
 def describe(
@@ -58,10 +58,10 @@ def describe(
     slab_bytes: int,
     destinations: Mapping[int, Destination],
     bins: Iterable[str],
-) -> wire.StationSetup:
-    """What a station needs to know. part: for each segment, the numbers of its workers there."""
+) -> wire.ExecutorSetup:
+    """What an executor needs to know. part: for each segment, the numbers of its workers there."""
     segments = layout.placement.segments
-    return wire.StationSetup(
+    return wire.ExecutorSetup(
         name=name,
         config=layout.config.model_dump_json().encode(),
         specs=list(layout.specs.values()),

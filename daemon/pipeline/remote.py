@@ -1,6 +1,6 @@
-"""The coordinator's side of a station in another process; the process itself runs child.py.
+"""The coordinator's side of an executor in another process; the process itself runs child.py.
 
-A station that dies, or reports nothing for too long, is replaced. Its jobs are handed out again, unless their
+An executor that dies, or reports nothing for too long, is replaced. Its jobs are handed out again, unless their
 endings were committed: those are published by the daemon itself, as after a crash.
 """
 
@@ -20,13 +20,13 @@ import structlog
 from daemon.core.errors import ModelsUnusable, NoWorkersLeft
 from daemon.core.jobs import Ending, list_published
 from daemon.monitoring.metrics import Metrics
-from daemon.monitoring.snapshot import LaneState, StationState, WorkerState
-from daemon.pipeline import station, wire
-from daemon.pipeline.relay import Relayed
+from daemon.monitoring.snapshot import BatcherState, ExecutorState, WorkerState
+from daemon.pipeline import executor, wire
+from daemon.pipeline.executor import Published
 from daemon.pipeline.schedule import Schedule
-from daemon.pipeline.station import Published
 from daemon.results.destinations import Publication
 from daemon.system import children
+from daemon.system.printed import ChildLog
 from daemon.system.retry import Hurried
 from stages.contract import processes
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-SILENCE_SECONDS = 30.0  # without a report, after which a station is replaced
+SILENCE_SECONDS = 30.0  # without a report, after which an executor is replaced
 START_SECONDS = 120.0  # the same, before the first report
-QUICK_LOSSES = 5  # in a row, without a published image, before a station is closed
+QUICK_LOSSES = 5  # in a row, without a published image, before an executor is closed
 STEADY_SECONDS = 60.0  # of work, after which earlier losses no longer count
 BACKOFF_SECONDS = 0.5  # before the second start in a row; doubles with each further one
 STATUS_SECONDS = 5.0  # to wait for the exit status after the connection was closed
 OUTPUT_SECONDS = 0.5  # after its end, to read what it printed
-LEAVE_SECONDS = 5.0 + children.END_SECONDS  # for a station to end its workers, after it was told to stop
+LEAVE_SECONDS = 5.0 + children.END_SECONDS  # for an executor to end its workers, after it was told to stop
 
 
-class RemoteHome(station.StationHome, Protocol):
-    """What a RemoteStation needs from the coordinator. bins: those that images got in this run."""
+class RemoteJobSource(executor.JobSource, Protocol):
+    """What a RemoteExecutor needs from the coordinator. bins: those that images got in this run."""
 
     schedule: Schedule
 
@@ -59,22 +59,22 @@ class RemoteHome(station.StationHome, Protocol):
     def record_of(self, ending: Ending) -> Record:
         """Of one that `end` has committed."""
 
-    def lose(self, station: object) -> int:
-        """The station is gone, with the jobs that it had. Returns how many these were."""
+    def lose(self, executor: object) -> int:
+        """The executor is gone, with the jobs that it had. Returns how many these were."""
 
 
-class RemoteStation:
-    """A station in a process of its own, as the daemon sees it."""
+class RemoteExecutor:
+    """An executor in a process of its own, as the daemon sees it."""
 
     def __init__(
-        self, setup: wire.StationSetup, metrics: Metrics, siblings: Sequence[RemoteStation] = ()
+        self, setup: wire.ExecutorSetup, metrics: Metrics, siblings: Sequence[RemoteExecutor] = ()
     ) -> None:
-        """siblings: all stations of this daemon, which fails when none of them is left."""
+        """siblings: all executors of this daemon, which fails when none of them is left."""
         self.name = setup.name
         self._setup = setup
         self._metrics = metrics
         self._siblings = siblings
-        self._coordinator: RemoteHome | None = None
+        self._coordinator: RemoteJobSource | None = None
         self._begun, self._stopped = anyio.Event(), anyio.Event()
         self._writer: asyncio.StreamWriter | None = None
         self._process: anyio.abc.Process | None = None
@@ -84,9 +84,9 @@ class RemoteStation:
         self._cause = ""
         self._state = self._loading_state()
 
-    # What the pipeline and the service do with a station.
+    # What the pipeline and the service do with an executor.
 
-    async def run(self, coordinator: RemoteHome) -> None:
+    async def run(self, coordinator: RemoteJobSource) -> None:
         """Work until cancelled."""
         self._coordinator = coordinator
         self._begun.set()
@@ -106,11 +106,11 @@ class RemoteStation:
     def stop(self) -> None:
         self._stopping = True
         self._stopped.set()
-        self._send(wire.StationStop())
+        self._send(wire.ExecutorStop())
         if self._process and not self._has_reported():
             children.kill(self._process)  # It still starts, and would not read that for a while.
 
-    def state(self) -> StationState:
+    def state(self) -> ExecutorState:
         return self._state
 
     def measure(self) -> None:
@@ -140,24 +140,24 @@ class RemoteStation:
             except OSError as error:  # too few processes or memory
                 self._cause = f"it cannot be started: {error.strerror}"
             finally:
-                self._metrics.stations.keep(self)
+                self._metrics.executors.keep(self)
                 self._state = self._loading_state()
             if not self._stopping:
                 images = self._coordinator.lose(self) if self._coordinator else 0
-                log.warning("station lost", station=self.name, cause=self._cause, images=images)
+                log.warning("executor lost", executor=self.name, cause=self._cause, images=images)
         if self._stopping:
             return
         self.closed = True
         self._state = self._loading_state("closed")
-        log.error("station closed: its processes keep ending", station=self.name, cause=self._cause)
+        log.error("executor closed: its processes keep ending", executor=self.name, cause=self._cause)
         note_staffed()
         if all(sibling.closed for sibling in self._siblings):
-            raise NoWorkersLeft(f"No station is left: {self._cause}.")
+            raise NoWorkersLeft(f"No executor is left: {self._cause}.")
 
     # The life of one process.
 
     async def _live(self, note_staffed: Callable[[], None]) -> None:
-        child = await children.start("daemon.pipeline.child", Relayed(self.name))
+        child = await children.start("daemon.pipeline.child", ChildLog(self.name))
         process = self._process = child.process
         reader, writer = await asyncio.open_unix_connection(sock=child.connection)
         self._cause, self._writer = "", writer
@@ -165,7 +165,7 @@ class RemoteStation:
             children.kill(process)
         try:
             self._send(self._setup)
-            # A call that commits something runs to its end, even if the station dies meanwhile.
+            # A call that commits something runs to its end, even if the executor dies meanwhile.
             async with anyio.create_task_group() as calls, anyio.create_task_group() as watches:
                 watches.start_soon(self._end_silence, process)
                 while message := await self._next_message(reader):
@@ -202,16 +202,16 @@ class RemoteStation:
         self._cause = f"it reported nothing for {patience:g} s"
         children.kill(process)
 
-    async def _next_message(self, reader: asyncio.StreamReader) -> wire.FromStation | None:
+    async def _next_message(self, reader: asyncio.StreamReader) -> wire.FromExecutor | None:
         """None when it is gone. Raises the error that it reported."""
         try:
-            message = wire.decode_from_station(await wire.receive(reader))
+            message = wire.decode_from_executor(await wire.receive(reader))
         except EOFError:
             return None
         except msgspec.MsgspecError as error:
             self._cause = f"it sent an invalid message: {error}"
             return None
-        if isinstance(message, wire.StationFarewell):
+        if isinstance(message, wire.ExecutorFarewell):
             if message.error == ModelsUnusable.__name__:
                 raise ModelsUnusable(message.text)
             if message.error == Hurried.__name__:
@@ -222,13 +222,13 @@ class RemoteStation:
             return None
         return message
 
-    def _take(self, message: wire.FromStation, tasks: anyio.abc.TaskGroup) -> None:
+    def _take(self, message: wire.FromExecutor, tasks: anyio.abc.TaskGroup) -> None:
         match message:
-            case wire.StationReport(state, samples):
+            case wire.ExecutorReport(state, samples):
                 self._state, self._heard_at = state, time.monotonic()
                 if self._heard_at - self._started_at > STEADY_SECONDS:
                     self._losses = 0
-                self._metrics.stations.take(self, samples)
+                self._metrics.executors.take(self, samples)
             case wire.LetGo(images):
                 self._of_pipeline().let_go(images)
             case wire.NoteRead():
@@ -282,25 +282,25 @@ class RemoteStation:
     def _has_reported(self) -> bool:
         return self._heard_at > self._started_at
 
-    def _of_pipeline(self) -> RemoteHome:
+    def _of_pipeline(self) -> RemoteJobSource:
         assert self._coordinator is not None
         return self._coordinator
 
-    def _send(self, message: wire.ToStation) -> None:
-        """What a station that is gone does not get is lost with it."""
+    def _send(self, message: wire.ToExecutor) -> None:
+        """What an executor that is gone does not get is lost with it."""
         if self._writer:
             with contextlib.suppress(EOFError):
                 wire.send(self._writer, message)
 
-    def _loading_state(self, state: str = "loading") -> StationState:
+    def _loading_state(self, state: str = "loading") -> ExecutorState:
         """What is known while there is no report."""
-        lanes = []
+        batchers = []
         for (stages, devices), numbers in zip(self._setup.segments, self._setup.workers, strict=True):
             name = "+".join(stages)
             workers = [
                 WorkerState(f"{name}/{number}", devices[number], state, 0, self._cause, stages=stages)
                 for number in numbers
             ]
-            lanes.append(LaneState(name, 0, workers))
+            batchers.append(BatcherState(name, 0, workers))
         size = self._setup.slab_bytes
-        return StationState(lanes=lanes, slab_used=0, slab_size=size, progressed_at=time.monotonic())
+        return ExecutorState(batchers=batchers, slab_used=0, slab_size=size, progressed_at=time.monotonic())

@@ -71,7 +71,7 @@ class Question(NamedTuple):
 
 
 @dataclass(slots=True)
-class Absence:
+class Unavailable:
     """An inbox whose files cannot be read. until: it is not tried before."""
 
     why: str
@@ -99,7 +99,7 @@ class Schedule:
     _waiting: dict[bool, list[Entry]] = field(default_factory=lambda: {False: [], True: []})
     _looks: dict[str, set[int]] = field(default_factory=dict)  # images of each second look that were taken
     _holders: dict[FileKey, object] = field(default_factory=dict)
-    _absent: dict[int, Absence] = field(default_factory=dict)  # by inbox
+    _unavailable: dict[int, Unavailable] = field(default_factory=dict)  # by inbox
     _begun: set[int] = field(default_factory=set)  # images, with a limit
     _unfinished: set[int] = field(default_factory=set)  # of these, without a final state
 
@@ -144,9 +144,9 @@ class Schedule:
             taken.append(entry)
         if taken:
             waiting[:] = [entry for entry in waiting if entry.state is State.WAITING]
-        for inbox in {entry.job.inbox for entry in taken} & self._absent.keys():
-            absence = self._absent[inbox]
-            absence.until, absence.is_tried = now + TRY_SECONDS, True
+        for inbox in {entry.job.inbox for entry in taken} & self._unavailable.keys():
+            known = self._unavailable[inbox]
+            known.until, known.is_tried = now + TRY_SECONDS, True
         return [entry.job for entry in taken]
 
     def end(self, endings: Iterable[Ending], newest: Collection[int]) -> None:
@@ -284,34 +284,36 @@ class Schedule:
         failed = {inbox: each.failure.detail for inbox, each in reads if each.failure and each.failure.away}
         read = {inbox for inbox, each in reads if each.digest}
         # If others of the group could not be read, as while a store throttles, it is not back yet.
-        back = (read - failed.keys()) & self._absent.keys()
+        back = (read - failed.keys()) & self._unavailable.keys()
         for inbox in back:
-            del self._absent[inbox]
-        away = {inbox: why for inbox, why in failed.items() if inbox not in self._absent}
+            del self._unavailable[inbox]
+        away = {inbox: why for inbox, why in failed.items() if inbox not in self._unavailable}
         for inbox, why in failed.items():
-            self._note_absence(inbox, why, now, was_read=inbox in read)
-        for absence in [self._absent[inbox] for inbox in {inbox for inbox, _ in reads} & self._absent.keys()]:
-            if absence.is_tried:  # its images are gone, or to blame themselves: others are tried
-                absence.until, absence.is_tried = now, False
+            self._note_unavailable(inbox, why, now, was_read=inbox in read)
+        for known in [
+            self._unavailable[inbox] for inbox in {inbox for inbox, _ in reads} & self._unavailable.keys()
+        ]:
+            if known.is_tried:  # its images are gone, or to blame themselves: others are tried
+                known.until, known.is_tried = now, False
         return Noted(away, back)
 
-    def _note_absence(self, inbox: int, why: str, now: float, *, was_read: bool) -> None:
-        known = self._absent.get(inbox)
+    def _note_unavailable(self, inbox: int, why: str, now: float, *, was_read: bool) -> None:
+        known = self._unavailable.get(inbox)
         if known is None or known.is_tried or now >= known.until:  # else it belongs to the last try
             tries = known.tries + 1 if known and not was_read else 1
-            self._absent[inbox] = Absence(why, now + REST_SECONDS, tries)
+            self._unavailable[inbox] = Unavailable(why, now + REST_SECONDS, tries)
 
     def resting(self, now: float) -> frozenset[int]:
         """The inboxes that are not tried now."""
-        return frozenset(inbox for inbox, absence in self._absent.items() if now < absence.until)
+        return frozenset(inbox for inbox, known in self._unavailable.items() if now < known.until)
 
     def lasting(self) -> frozenset[int]:
         """The inboxes that have been tried often enough for a run to end without them."""
-        return frozenset(inbox for inbox, absence in self._absent.items() if absence.tries >= TRIES)
+        return frozenset(inbox for inbox, known in self._unavailable.items() if known.tries >= TRIES)
 
     def away(self) -> dict[int, str]:
         """Why, by inbox."""
-        return {inbox: absence.why for inbox, absence in self._absent.items()}
+        return {inbox: known.why for inbox, known in self._unavailable.items()}
 
     # How much is left.
 

@@ -64,7 +64,7 @@ class Trail(msgspec.Struct):
 
 
 class Tracer:
-    """Notes when the sampled images of a station get from one phase to the next, and sends a trace when one is published.
+    """Notes when the sampled images of an executor get from one phase to the next, and sends a trace when one is published.
     Every method is about a group of images, most of which are not in the sample."""
 
     def __init__(self, sample: float, provider: TracerProvider, exporter: SpanExporter) -> None:
@@ -219,21 +219,21 @@ def check_traces(settings: TracesSection) -> None:
 
 
 @contextlib.contextmanager
-def opened_tracer(settings: TracesSection, station: str = "") -> Iterator[Tracer | None]:
-    """A tracer, which sends what is left at the end of the context; None if nothing is to be traced. station: its name;
+def opened_tracer(settings: TracesSection, executor: str = "") -> Iterator[Tracer | None]:
+    """A tracer, which sends what is left at the end of the context; None if nothing is to be traced. executor: its name;
     empty for the daemon's own. Raises ConfigError."""
     if not settings.sample:
         yield None
         return
     check_traces(settings)
-    tracer = _open(settings, station)
+    tracer = _open(settings, executor)
     try:
         yield tracer
     finally:
         tracer.close()
 
 
-def _open(settings: TracesSection, station: str) -> Tracer:
+def _open(settings: TracesSection, executor: str) -> Tracer:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
@@ -245,7 +245,7 @@ def _open(settings: TracesSection, station: str) -> Tracer:
     endpoint = f"{settings.endpoint.rstrip('/')}{PATH}" if settings.endpoint else None
     exporter = OTLPSpanExporter(endpoint)
     about = {"service.name": "visiond", "service.version": __version__}
-    resource = Resource.create(about | ({"visiond.station": station} if station else {}))
+    resource = Resource.create(about | ({"visiond.executor": executor} if executor else {}))
     provider = TracerProvider(ALWAYS_ON, resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return Tracer(settings.sample, provider, exporter)

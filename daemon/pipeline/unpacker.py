@@ -27,7 +27,7 @@ from daemon.core.jobs import Attempt, Ending, Failure, File, Job, JobStatus
 from daemon.inbox.sources import WRITTEN
 from daemon.ledger.record import Committed, Record
 from daemon.pipeline.containers import Containers, Unpacked
-from daemon.pipeline.station import Published
+from daemon.pipeline.executor import Published
 from daemon.results.destinations import Destination, Held, publish_records
 from daemon.results.judge import Judge
 from daemon.system.retry import Retry
@@ -44,7 +44,7 @@ PAUSE_SECONDS = 1.0  # between two questions
 PAUSE_SHARE, LONGEST_PAUSE_SECONDS = 20, 5.0  # at least so many times as long as the answer took; at most
 
 
-class UnpackerHome(Protocol):
+class ContainerSource(Protocol):
     """What an unpacker needs of the pipeline."""
 
     retry: Retry
@@ -65,7 +65,7 @@ def count_at_once(cores: int) -> int:
 
 
 class Unpacker:
-    """Works beside the stations, on a few files at a time."""
+    """Works beside the executors, on a few files at a time."""
 
     def __init__(self, containers: Containers, destinations: Mapping[int, Destination], judge: Judge) -> None:
         self._containers = containers
@@ -87,7 +87,7 @@ class Unpacker:
             return files
         return await to_thread.run_sync(self._containers.sort, files, abandon_on_cancel=True)
 
-    async def run(self, coordinator: UnpackerHome) -> None:
+    async def run(self, coordinator: ContainerSource) -> None:
         """Unpack until cancelled."""
         self._coordinator = coordinator
         async with anyio.create_task_group() as tasks:

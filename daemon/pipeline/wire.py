@@ -1,9 +1,9 @@
-"""The protocol between the coordinator and a station in another process: length-prefixed msgpack over a socket.
+"""The protocol between the coordinator and an executor in another process: length-prefixed msgpack over a socket.
 
-The station gets a `StationSetup`, sends `Staffed` when its workers have loaded their models, and a `StationReport` every
-second. Between these it calls the coordinator (the protocol `Coordinator` in station.py): each call has a
+The executor gets an `ExecutorSetup`, sends `Staffed` when its workers have loaded their models, and an `ExecutorReport` every
+second. Between these it calls the coordinator (the protocol `Coordinator` in executor.py): each call has a
 number, which its answer repeats. Nearly all calls are about groups of images, because the coordinator's time
-is what limits a machine with many GPUs. The bytes of images are not sent: a station reads the files.
+is what limits a machine with many GPUs. The bytes of images are not sent: an executor reads the files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from daemon.core import messages
 from daemon.core.jobs import Content, Ending, Job, Placed, Read
 from daemon.monitoring.samples import Sample
-from daemon.monitoring.snapshot import StationState
+from daemon.monitoring.snapshot import ExecutorState
 from daemon.system.cores import Cores
 from daemon.system.gpus import Gpu
 from daemon.system.mounts import KnownFolder
@@ -26,8 +26,8 @@ from stages.contract.base import StageSpec
 LONGEST_MESSAGE = 1 << 30  # bytes
 
 
-class StationSetup(msgspec.Struct, tag="setup", frozen=True):
-    """The first message: what the station works on, and with what."""
+class ExecutorSetup(msgspec.Struct, tag="setup", frozen=True):
+    """The first message: what the executor works on, and with what."""
 
     name: str
     config: bytes  # JSON
@@ -35,7 +35,7 @@ class StationSetup(msgspec.Struct, tag="setup", frozen=True):
     cores: Cores
     gpus: list[Gpu]  # of the machine, as the daemon found them at its start
     segments: list[tuple[list[str], list[str]]]  # the whole placement: stages and devices
-    workers: list[list[int]]  # of each segment, the numbers of those in this station
+    workers: list[list[int]]  # of each segment, the numbers of those in this executor
     inboxes: list[int]  # their numbers in the ledger, in the order of the configuration
     bins: list[str]  # those that a rule has named before now
     known: list[list[KnownFolder]]  # of each inbox, the folders of its results
@@ -87,22 +87,22 @@ class Staffed(msgspec.Struct, tag="staffed", frozen=True):
     """Every worker has loaded its models, or will not be started again."""
 
 
-class StationReport(msgspec.Struct, tag="report", frozen=True):
-    """The state of the station, and its metrics."""
+class ExecutorReport(msgspec.Struct, tag="report", frozen=True):
+    """The state of the executor, and its metrics."""
 
-    state: StationState
+    state: ExecutorState
     samples: list[Sample]
 
 
-class StationFarewell(msgspec.Struct, tag="farewell", frozen=True):
-    """The station must end. error: the name of the exception that the daemon ends with, or empty."""
+class ExecutorFarewell(msgspec.Struct, tag="farewell", frozen=True):
+    """The executor must end. error: the name of the exception that the daemon ends with, or empty."""
 
     error: str
     text: str
 
 
 class Jobs(msgspec.Struct, tag="jobs", frozen=True):
-    """The answer to NextJobs. bins: those that images of other stations got since the last answer."""
+    """The answer to NextJobs. bins: those that images of other executors got since the last answer."""
 
     number: int
     jobs: list[Job]
@@ -141,20 +141,20 @@ class Drain(msgspec.Struct, tag="drain", frozen=True):
     """Let go of the jobs that wait for a worker, and wait for no disk."""
 
 
-class StationStop(msgspec.Struct, tag="stop", frozen=True):
+class ExecutorStop(msgspec.Struct, tag="stop", frozen=True):
     """There will be no more jobs: end the workers, then exit."""
 
 
 Call = NextJobs | NoteRead | Keep | Blame | End | NotePublished
 Answer = Jobs | Known | Done | Ended
-FromStation = Call | LetGo | Staffed | StationReport | StationFarewell
-ToStation = StationSetup | Answer | LogLevel | Drain | StationStop
+FromExecutor = Call | LetGo | Staffed | ExecutorReport | ExecutorFarewell
+ToExecutor = ExecutorSetup | Answer | LogLevel | Drain | ExecutorStop
 
-decode_from_station: Callable[[bytes], FromStation] = msgspec.msgpack.Decoder(FromStation).decode
-decode_to_station: Callable[[bytes], ToStation] = msgspec.msgpack.Decoder(ToStation).decode
+decode_from_executor: Callable[[bytes], FromExecutor] = msgspec.msgpack.Decoder(FromExecutor).decode
+decode_to_executor: Callable[[bytes], ToExecutor] = msgspec.msgpack.Decoder(ToExecutor).decode
 
 
-def send(writer: asyncio.StreamWriter, message: FromStation | ToStation) -> None:
+def send(writer: asyncio.StreamWriter, message: FromExecutor | ToExecutor) -> None:
     """Send a message. A name in it that is not UTF-8 is shown with backslashes. Raises EOFError when the other side is
     gone."""
     try:

@@ -166,7 +166,7 @@ class Destination:
             return self.numbered_reason_paths(record)
         return sidecar_paths(self.failed, record.path)
 
-    def home_of(self, record: Record) -> bytes | None:
+    def new_place_of(self, record: Record) -> bytes | None:
         """Where its source goes when it is published; None if it stays."""
         if record.status is not JobStatus.DONE:
             stays = self.on_success == "keep" and self.bins_mode != "move"
@@ -254,9 +254,9 @@ class Destination:
 
     def _move(self, record: Record, folders: set[bytes]) -> Placed:
         """Move the source to its place. folders: as of `publish`. Raises Held."""
-        if (home := self.home_of(record)) is None:
+        if (new_place := self.new_place_of(record)) is None:
             return Placed(record.id)
-        moved = _put(record, _INBOX, home, lambda: sources.move(record, home), SCARCE)
+        moved = _put(record, _INBOX, new_place, lambda: sources.move(record, new_place), SCARCE)
         if moved and moved.location:
             folders |= {os.path.dirname(record.location), os.path.dirname(moved.location)}
         return moved or Placed(record.id)

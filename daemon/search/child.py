@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daemon.core.messages import read_frame, write_frame
+from daemon.search.encoder import Answer, Ask
 from daemon.search.matrix import Rows, open_rows
-from daemon.search.tower import Answer, Ask
 from stages.contract.base import StageSpec
 from stages.contract.processes import importing
 
@@ -42,11 +42,11 @@ def main() -> None:
 
 
 class Comparer:
-    """The text tower, loaded when a sentence is first asked for, and the matrix of the last question."""
+    """The text encoder, loaded when a sentence is first asked for, and the matrix of the last question."""
 
     def __init__(self, spec: StageSpec) -> None:
         self._spec = spec
-        self._tower: Any = None
+        self._encoder: Any = None
         self._rows: tuple[tuple[str, int], Rows] | None = None
 
     def answer(self, question: Ask) -> Answer:
@@ -74,7 +74,7 @@ class Comparer:
         numbers, scores = rows.numbers[found.places].tolist(), found.scores.tolist()
         if not question.text:
             return Answer(numbers, scores)
-        probabilities = self._tower.find_probabilities(torch.from_numpy(found.scores))
+        probabilities = self._encoder.find_probabilities(torch.from_numpy(found.scores))
         if probabilities is None:
             return Answer(numbers, scores)
         count = int((probabilities >= question.least).sum())  # the first ones, as they fall with the cosines
@@ -87,17 +87,17 @@ class Comparer:
         return self._rows[1]
 
     def _embed(self, text: str) -> Tensor:
-        if self._tower is None:
+        if self._encoder is None:
             with importing(freeze=False):
                 import torch
 
-                from stages.clip.embeddings import load_tower
+                from stages.clip.embeddings import load_text_encoder
 
-            self._tower = load_tower(self._spec.files["model"], torch.float32, "cpu")
+            self._encoder = load_text_encoder(self._spec.files["model"], torch.float32, "cpu")
         import torch
 
         with torch.inference_mode():
-            embedded: Tensor = self._tower.embed_texts([text])[0]
+            embedded: Tensor = self._encoder.embed_texts([text])[0]
         return embedded
 
 

@@ -68,7 +68,7 @@ class Query:
 
     @property
     def sentence(self) -> str:
-        """The words that are looked for in any field, as a text tower would read them."""
+        """The words that are looked for in any field, as a text encoder would read them."""
         return " ".join(term.words for term in self.terms if not (term.excluded or term.field))
 
     @property

@@ -19,11 +19,11 @@ from daemon.core.jobs import JobStatus
 from daemon.ledger import publications
 from daemon.ledger.records import Reader
 from daemon.search.duplicates import choose_grouped, extend_groups
+from daemon.search.encoder import Ask, EncoderProcess
 from daemon.search.evidence import Columns, Evidence, Ranking, parse_order
 from daemon.search.index import Index
 from daemon.search.masks import Bits, Masks, make_bits
 from daemon.search.query import Query, parse
-from daemon.search.tower import Ask, Tower
 from stages.contract.base import StageSpec
 
 BEST = 200  # images of a search by meaning, or by both; by words there is no limit
@@ -90,13 +90,13 @@ class Searcher:
 
     def __init__(self, state: Path, reader: Reader, spec: StageSpec | None, least: float = 0.0) -> None:
         """state: the folder with the ledger. spec: of the stage that makes embeddings; None if there is none whose
-        text tower is here. least: probability with which an image has to match a sentence, if the model gives one; 0: any.
+        text encoder is here. least: probability with which an image has to match a sentence, if the model gives one; 0: any.
         Raises SearchUnusable."""
         self.index = Index(state / SEARCH)
         self._masks = Masks(self.index, reader)
         self._reader = reader
         self._least = least
-        self._tower = Tower(spec) if spec else None
+        self._encoder = EncoderProcess(spec) if spec else None
         self._ranked: tuple[object, Ranking] = (None, Ranking(Columns.none()))
         self._catching_up, self._extending = threading.Lock(), threading.Lock()
         self._closing = threading.Event()
@@ -104,8 +104,8 @@ class Searcher:
     def close(self) -> None:
         """Work of other threads ends soon afterwards."""
         self._closing.set()
-        if self._tower:
-            self._tower.close()
+        if self._encoder:
+            self._encoder.close()
         self.index.close()
 
     def catch_up(self, note: Callable[[int, int], object] = lambda place, last: None) -> int:
@@ -264,10 +264,10 @@ class Searcher:
             count *= 4
 
     def _is_warming(self, *, wait: bool) -> bool:
-        """Whether the text tower cannot answer yet; then it is started."""
-        if wait or self._tower is None or self._tower.is_warm:
+        """Whether the text encoder cannot answer yet; then it is started."""
+        if wait or self._encoder is None or self._encoder.is_warm:
             return False
-        self._tower.warm_up()
+        self._encoder.warm_up()
         return True
 
     def beside(self, query: Query, image: int, by: By | None = None, order: str = "") -> tuple[int, int]:
@@ -326,7 +326,7 @@ class Searcher:
         def ask(count: int) -> list[int]:
             bits = None if allowed is None else allowed.tobytes()
             question = Ask(str(folder), rows, dim, count, text, like, bits, self._least)
-            answer = self._need_tower().ask(question)
+            answer = self._need_encoder().ask(question)
             nothing = [None] * len(answer.numbers)
             found = map(Near, answer.scores, answer.probabilities or nothing)
             near.update(zip(answer.numbers, found, strict=True))
@@ -352,7 +352,7 @@ class Searcher:
         return bits[:size] & allowed[:size]
 
     def _matrix(self) -> tuple[Path, int, int]:
-        found = self.index.matrix(self._need_tower().spec.fingerprint)
+        found = self.index.matrix(self._need_encoder().spec.fingerprint)
         if found is None:
             if not self.index.newest(parse("state:done"), NEWEST, 1):
                 raise SearchUnusable("no image has a result yet; search again when one has.")
@@ -362,12 +362,12 @@ class Searcher:
             )
         return found
 
-    def _need_tower(self) -> Tower:
-        if self._tower is None:
+    def _need_encoder(self) -> EncoderProcess:
+        if self._encoder is None:
             raise SearchUnusable(
                 "the configured stages make no embeddings that sentences can be compared with; search by words."
             )
-        return self._tower
+        return self._encoder
 
     def _shown(
         self, numbers: Sequence[int], near: Mapping[int, Near] | None = None, words: Collection[int] = ()

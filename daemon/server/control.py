@@ -34,8 +34,8 @@ from daemon.core.hints import command
 from daemon.core.jobs import JobStatus
 from daemon.ledger.record import Record, describe_models
 from daemon.ledger.records import Reader, open_reader
-from daemon.monitoring.diary import read_diary
 from daemon.monitoring.snapshot import LookState, SinkState, Snapshot, describe_behind
+from daemon.monitoring.upkeep import read_upkeep
 from stages.contract.base import Reason
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def read_status(config: Config) -> Snapshot:
         obstacles=[sink.problem for sink in sinks if sink.problem],
         sinks=sinks,
         second_looks=looks,
-        upkeep=read_diary(config.state.path),
+        upkeep=read_upkeep(config.state.path),
         outdated=outdated,
         notices={model.stage: model.notice for model in newest.models if model.notice} if newest else {},
         held_by=find_holder(config.state.path),

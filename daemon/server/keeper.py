@@ -19,9 +19,9 @@ from daemon.config.sections import Http
 from daemon.core.errors import ConfigError, may_pass
 from daemon.core.hints import keep_config, kept_config
 from daemon.monitoring.samples import Sample, Sum
-from daemon.pipeline.relay import Relayed
 from daemon.server.app import listen, risks
 from daemon.system import children
+from daemon.system.printed import ChildLog
 from stages.contract.processes import describe_end
 
 log = structlog.get_logger()
@@ -120,7 +120,9 @@ class Keeper:
     async def _run(self, listener: int) -> int | None:
         """One process, from its start to its end; returns its status."""
         try:
-            child = await children.start(MODULE, Relayed("page", "process"), listener, environment=ONE_THREAD)
+            child = await children.start(
+                MODULE, ChildLog("page", "process"), listener, environment=ONE_THREAD
+            )
         except OSError as error:
             log.error("the page's process cannot be started", why=str(error))
             return None

@@ -25,7 +25,7 @@ from daemon.maintenance.schedule import Upkeep
 from daemon.monitoring.counts import Hour, Pace, WaitingCount
 from daemon.monitoring.disks import Disks
 from daemon.monitoring.moments import LOOK_SECONDS, Limits
-from daemon.monitoring.snapshot import LaneState, SegmentState, Snapshot, WorkerState
+from daemon.monitoring.snapshot import BatcherState, SegmentState, Snapshot, WorkerState
 from daemon.pipeline.coordinator import Pipeline
 from daemon.system.log import recent_lines
 
@@ -78,9 +78,9 @@ class Status:
         for delivery in pipeline.outbox.deliveries:
             metrics.follow_sink(delivery.name, delivery.state)
         for look in pipeline.looks:
-            metrics.follow_look(look.desk.name, look.state)
-        for lane in self._segments():
-            metrics.queue_depth.labels(lane.name).set_function(partial(self._queued, lane.name))
+            metrics.follow_look(look.coordinator.name, look.state)
+        for batcher in self._segments():
+            metrics.queue_depth.labels(batcher.name).set_function(partial(self._queued, batcher.name))
 
     def snapshot(self) -> Snapshot:
         pipeline, counts = self._pipeline, self._counts
@@ -112,13 +112,13 @@ class Status:
             sinks=[delivery.state() for delivery in pipeline.outbox.deliveries],
             second_looks=[look.state() for look in pipeline.looks],
             workers=workers + self._workers_of_looks(),
-            segments=[SegmentState(lane.name, lane.queued) for lane in self._segments()],
+            segments=[SegmentState(batcher.name, batcher.queued) for batcher in self._segments()],
             limit=self._limits.limit,
             moment=self._limits.last,
             notices=self._notices,
             settings_digest=self._settings_digest,
             uptime_seconds=round(time.monotonic() - self._started, 1),
-            upkeep=self.upkeep.chores() if self.upkeep else [],
+            upkeep=self.upkeep.last_runs() if self.upkeep else [],
             outdated=self._outdated,
             log=recent_lines(),
             reload_problem=self._reload_problem,
@@ -180,11 +180,11 @@ class Status:
         oldest = self._oldest
         # The clock may have been set back.
         self.metrics.oldest_pending.set(max(0.0, time.time() - oldest) if oldest else 0.0)
-        for lane in self._segments():
-            self.metrics.workers_measured(lane.name, lane.workers)
+        for batcher in self._segments():
+            self.metrics.workers_measured(batcher.name, batcher.workers)
         self.metrics.devices_measured(self._workers() + self._workers_of_looks())
-        for station in [*self._pipeline.stations, *(look.station for look in self._pipeline.looks)]:
-            station.measure()
+        for executor in [*self._pipeline.executors, *(look.executor for look in self._pipeline.looks)]:
+            executor.measure()
 
     def follow_reloads(self, reloading: Reloading) -> None:
         """Show from now on how its reloads end."""
@@ -209,9 +209,9 @@ class Status:
         return any(
             all(
                 worker.state not in ("ready", "loading") and not worker.short_of_memory
-                for worker in lane.workers
+                for worker in batcher.workers
             )
-            for lane in self._segments()
+            for batcher in self._segments()
         )
 
     async def note_lost(self, ids: list[int]) -> int:
@@ -239,10 +239,10 @@ class Status:
     def blocked(self) -> list[str]:
         """What blocks the images in flight. An inbox that cannot be read does not."""
         stuck = []
-        for lane in self._segments():
-            if not any(worker.state == "ready" for worker in lane.workers):
-                why = next((worker.cause for worker in lane.workers if worker.short_of_memory), "")
-                stuck.append(f"no worker of {lane.name} is ready{f': {why}' if why else ''}")
+        for batcher in self._segments():
+            if not any(worker.state == "ready" for worker in batcher.workers):
+                why = next((worker.cause for worker in batcher.workers if worker.short_of_memory), "")
+                stuck.append(f"no worker of {batcher.name} is ready{f': {why}' if why else ''}")
         return stuck + self._pipeline.blocked()
 
     def warnings(self) -> list[str]:
@@ -288,29 +288,29 @@ class Status:
             return True
         return not pipeline.is_idle and self._counts.of(JobStatus.PENDING) > pipeline.in_flight
 
-    def _segments(self) -> list[LaneState]:
-        """What all stations have of each segment, together."""
-        lanes: dict[str, list[LaneState]] = {}
-        for lane in chain.from_iterable(state.lanes for state in self._pipeline.states()):
-            lanes.setdefault(lane.name, []).append(lane)
+    def _segments(self) -> list[BatcherState]:
+        """What all executors have of each segment, together."""
+        batchers: dict[str, list[BatcherState]] = {}
+        for batcher in chain.from_iterable(state.batchers for state in self._pipeline.states()):
+            batchers.setdefault(batcher.name, []).append(batcher)
         return [
-            LaneState(name, sum(lane.queued for lane in parts), _workers_of(parts))
-            for name, parts in lanes.items()
+            BatcherState(name, sum(batcher.queued for batcher in parts), _workers_of(parts))
+            for name, parts in batchers.items()
         ]
 
     def _sum_up(self, figure: str) -> int:
-        """Of all stations."""
+        """Of all executors."""
         return sum(getattr(state, figure) for state in self._pipeline.states())
 
     def _queued(self, name: str) -> int:
-        return sum(lane.queued for lane in self._segments() if lane.name == name)
+        return sum(batcher.queued for batcher in self._segments() if batcher.name == name)
 
     def _workers(self) -> list[WorkerState]:
         return _workers_of(self._segments())
 
     def _workers_of_looks(self) -> list[WorkerState]:
-        states = (look.station.state() for look in self._pipeline.looks)
-        return _workers_of(lane for state in states for lane in state.lanes)
+        states = (look.executor.state() for look in self._pipeline.looks)
+        return _workers_of(batcher for state in states for batcher in state.batchers)
 
     def _note_minute(self) -> list[int]:
         return self._hour.note(time.monotonic(), self._counts.finished_in_this_run)
@@ -320,5 +320,5 @@ class Status:
         return self._pace.measure(time.monotonic(), self._counts, ready)
 
 
-def _workers_of(lanes: Iterable[LaneState]) -> list[WorkerState]:
-    return [worker for lane in lanes for worker in lane.workers]
+def _workers_of(batchers: Iterable[BatcherState]) -> list[WorkerState]:
+    return [worker for batcher in batchers for worker in batcher.workers]

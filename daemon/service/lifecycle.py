@@ -84,7 +84,7 @@ class Service:
         self.url = ""  # of [http], set once it is served
         self.metrics = Metrics()
         self.counts = self.metrics.counts
-        self._keeper = keeper = Keeper(config, self.metrics.stations)
+        self._keeper = keeper = Keeper(config, self.metrics.executors)
         if config.page.listen:
             up = self.metrics.page_up.labels(config.page.listen)
             up.set_function(lambda: float(not keeper.problem))
@@ -116,7 +116,7 @@ class Service:
                         leave_within(LEAVE_SECONDS)
                     # If the ledger's file is gone, its results are lost: fail.
                     await to_thread.run_sync(files.check)
-                    for part in (*pipeline.stations, *pipeline.looks):
+                    for part in (*pipeline.executors, *pipeline.looks):
                         part.stop()
                     if self.once and status.upkeep and not pipeline.draining:
                         await status.upkeep.forget_at_end()
@@ -207,11 +207,11 @@ class Service:
         """Use the new settings after a reload."""
         self.config = config
         set_up_log(config.log.level, config.log.format)
-        for station in pipeline.stations:
-            station.log_at(config.log.level)
+        for executor in pipeline.executors:
+            executor.log_at(config.log.level)
         for look in pipeline.looks:
-            [rate] = [t.images_per_second for t in config.second_look if t.name == look.desk.name]
-            look.desk.limit(rate)
+            [rate] = [t.images_per_second for t in config.second_look if t.name == look.coordinator.name]
+            look.coordinator.limit(rate)
         pipeline.watcher.configure(config.inbox, config.pipeline.rescan_seconds)
 
     async def _load_models(self, tasks: anyio.abc.TaskGroup, pipeline: Pipeline) -> None:
@@ -220,11 +220,11 @@ class Service:
         for look in pipeline.looks:  # first looks do not wait for its model
             tasks.start_soon(look.staff)
         async with anyio.create_task_group() as starting:
-            for station in pipeline.stations:
-                starting.start_soon(tasks.start, station.staff)
+            for executor in pipeline.executors:
+                starting.start_soon(tasks.start, executor.staff)
         self.loaded = True
         self.notifier.ready()
-        workers = sum(len(lane.workers) for state in pipeline.states() for lane in state.lanes)
+        workers = sum(len(batcher.workers) for state in pipeline.states() for batcher in state.batchers)
         log.info("ready", workers=workers, once=self.once, metrics=self.url, page=self._keeper.url)
 
     async def _obey(

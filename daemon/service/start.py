@@ -48,7 +48,7 @@ def run(
             from daemon.results.folder_locks import lock_outputs
             from daemon.service.lifecycle import run_service
             from daemon.system.lines import written_aside
-            from daemon.system.stray import catch
+            from daemon.system.printed import catch
 
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         # The soft limit is low only for the sake of programs that use select(2).

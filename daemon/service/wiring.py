@@ -22,7 +22,7 @@ from daemon.monitoring.counts import WaitingCount
 from daemon.monitoring.disks import Disks, list_written_folders
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline.coordinator import Pipeline
-from daemon.pipeline.opening import open_stations
+from daemon.pipeline.opening import open_executors
 from daemon.pipeline.running import open_looks
 from daemon.pipeline.schedule import Schedule
 from daemon.pipeline.unpacker import open_unpacker
@@ -116,7 +116,7 @@ async def open_pipeline(
     return Pipeline(
         ledger=ledger,
         watcher=watcher,
-        stations=open_stations(stack, layout, metrics, judge, destinations, bins, retry),
+        executors=open_executors(stack, layout, metrics, judge, destinations, bins, retry),
         judge=judge,
         destinations=destinations,
         metrics=metrics,

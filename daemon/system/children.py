@@ -19,7 +19,7 @@ import psutil
 import structlog
 
 from daemon.system import lines
-from daemon.system.stray import Printed
+from daemon.system.printed import Printed
 from stages.contract import processes
 
 log = structlog.get_logger()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from daemon.config.loading import Config
     from daemon.ledger.record import Record
-    from daemon.monitoring.snapshot import Chore, Snapshot
+    from daemon.monitoring.snapshot import Snapshot, UpkeepRun
     from daemon.terminal.progress import Progress
 
 MOST_OF_A_VALUE = 100  # characters
@@ -183,13 +183,13 @@ def print_found(columns: Iterable[str], rows: Iterable[Iterable[object]], title:
         print_table(columns, found, title)
 
 
-def print_chores(chores: Iterable[Chore]) -> None:
+def print_upkeep(runs: Iterable[UpkeepRun]) -> None:
     """Print when each upkeep task last ran."""
     print_found(
         ("upkeep", "last success", "last run", "seconds", "outcome", "detail"),
         (
             (c.task, _moment(c.succeeded_at), _moment(c.tried_at), c.seconds, c.outcome or "-", c.detail)
-            for c in chores
+            for c in runs
             if c.tried_at
         ),
     )

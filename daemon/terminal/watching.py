@@ -219,7 +219,7 @@ def _problems(now: Snapshot) -> list[str]:
     unread = (
         f"{quantity(now.unread_folders, 'folder')} in inboxes cannot be read; `visiond status` lists them"
     )
-    failures = [chore.failure for chore in now.upkeep if chore.failure]
+    failures = [run.failure for run in now.upkeep if run.failure]
     looks = [look.problem for look in now.second_looks if look.problem]
     return [
         *now.obstacles,

@@ -30,7 +30,7 @@ from daemon.system.children import end
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host
 from daemon.system.log import print_line
-from daemon.system.stray import Printed
+from daemon.system.printed import Printed
 from daemon.workers.compiler import CompileProgress, CompileRequest, Want
 from stages.contract import processes
 from stages.contract.base import StageSpec

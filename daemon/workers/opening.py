@@ -1,4 +1,4 @@
-"""The lanes of a station: a queue and a pool of workers for each segment of a layout, with the memory and the MPS servers
+"""The batchers of an executor: a queue and a pool of workers for each segment of a layout, with the memory and the MPS servers
 that these workers share."""
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from daemon.layout.layout import Layout
 from daemon.layout.placement import Segment
 from daemon.monitoring.metrics import Metrics
 from daemon.system.gpus import list_gpus
-from daemon.workers.lane import Lane
+from daemon.workers.batcher import Batcher
 from daemon.workers.mps import MpsServer, is_installed
 from daemon.workers.pool import Pool
-from daemon.workers.seat import Room, Seat
+from daemon.workers.slot import Room, Slot
 
 
-def open_lanes(
+def open_batchers(
     layout: Layout, slab: Slab, metrics: Metrics, part: Sequence[Collection[int]] | None = None
-) -> list[Lane]:
+) -> list[Batcher]:
     """Each segment with its queue and its pool of workers, not started yet.
-    part: for each segment, the numbers of the workers that this station has; None: all."""
+    part: for each segment, the numbers of the workers that this executor has; None: all."""
     segments = layout.placement.segments
     held = part or [range(len(segment.devices)) for segment in segments]
     rooms = _measure_rooms(layout, held)
     return [
-        _open_lane(layout, segment, slab, metrics, numbers, rooms)
+        _open_batcher(layout, segment, slab, metrics, numbers, rooms)
         for segment, numbers in zip(segments, held, strict=True)
     ]
 
 
 def _measure_rooms(layout: Layout, held: Sequence[Collection[int]]) -> dict[str, Room]:
-    """By device or group of this station: its memory, if it is one of GPUs. held: as `part` of `open_lanes`."""
+    """By device or group of this executor: its memory, if it is one of GPUs. held: as `part` of `open_batchers`."""
     users = _count_users(layout, held)
     on = {name: [gpu for gpu in layout.gpus if gpu.device in members_of(name)] for name in layout.devices()}
     return {
@@ -46,7 +46,7 @@ def _measure_rooms(layout: Layout, held: Sequence[Collection[int]]) -> dict[str,
 
 
 def _count_users(layout: Layout, held: Sequence[Collection[int]]) -> Counter[str]:
-    """By device: what uses it, this station's workers as one."""
+    """By device: what uses it, this executor's workers as one."""
     devices = layout.devices()
     looks = [name for look in layout.config.second_look for name in look.devices or devices]
     users = Counter(member for name in [*devices, *looks] for member in members_of(name))
@@ -55,26 +55,26 @@ def _count_users(layout: Layout, held: Sequence[Collection[int]]) -> Counter[str
     return users
 
 
-def _open_lane(
+def _open_batcher(
     layout: Layout,
     segment: Segment,
     slab: Slab,
     metrics: Metrics,
     numbers: Collection[int],
     rooms: Mapping[str, Room],
-) -> Lane:
+) -> Batcher:
     """numbers: of its workers; rooms: by device."""
     metrics.begin_segment(segment.name, segment.stages, segment.devices)
     servers = _open_servers(layout, segment)
-    seats = []
+    slots = []
     for number in sorted(numbers):
         device = segment.devices[number]
         setup, environment = layout.set_up(segment, number, slab.size)
         environment["TRITON_CACHE_DIR"] = str(layout.config.state.path / KERNELS)
-        seats.append(Seat(setup, device, environment, servers.get(device), room=rooms.get(device)))
-    pool = Pool(segment.name, seats, slab.fd, layout.config.pipeline, metrics)
+        slots.append(Slot(setup, device, environment, servers.get(device), room=rooms.get(device)))
+    pool = Pool(segment.name, slots, slab.fd, layout.config.pipeline, metrics)
     batch = max(layout.specs[stage].batch_size for stage in segment.stages)
-    return Lane(segment.name, segment.stages, batch, pool)
+    return Batcher(segment.name, segment.stages, batch, pool)
 
 
 def _open_servers(layout: Layout, segment: Segment) -> dict[str, MpsServer]:

@@ -31,7 +31,7 @@ from daemon.core.messages import (
     send,
 )
 from daemon.system import children
-from daemon.system.stray import Printed
+from daemon.system.printed import Printed
 from stages.contract import processes
 
 log = structlog.get_logger()
@@ -54,7 +54,7 @@ class Worker:
     ) -> None:
         self.name = setup.name
         self.device = device
-        self.slots = setup.threads
+        self.threads = setup.threads
         self.process = process
         self.connection = connection
         self._printed = printed
@@ -73,10 +73,10 @@ class Worker:
         self.looked_at = 0.0  # Unix seconds, when it last found its answers to known images right
         self.wrong: dict[str, str] = {}  # what it found wrong in them, by stage
         self.unusable = False  # one of its stages cannot be built by any worker
-        self.shared = False  # its GPU, by MPS: then its end proves nothing about its images or its seat
-        self.died_alone = False  # while it ran the one image that all its slots were reserved for
+        self.shared = False  # its GPU, by MPS: then its end proves nothing about its images or its slot
+        self.died_alone = False  # while it ran the one image that all its threads were reserved for
         self.died_idle = False  # long after it had loaded, without work and a word: others have killed it
-        # Set while all its slots are reserved; the event fires when the last one is back.
+        # Set while all its threads are reserved; the event fires when the last one is back.
         self.alone: anyio.Event | None = None
         self.parked = 0
         self._pending: dict[int, asyncio.Future[Reply]] = {}
@@ -96,7 +96,7 @@ class Worker:
     @property
     def busy(self) -> int:
         """Its threads that have a batch; all of them while one image is to run alone."""
-        return self.slots if self.alone else len(self._pending)
+        return self.threads if self.alone else len(self._pending)
 
     async def load(self, timeout_seconds: float) -> Ready:
         """Wait until its models are loaded. Raises WorkerLost."""

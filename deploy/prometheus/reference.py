@@ -60,7 +60,7 @@ LABELS = {
     "task": "of upkeep: `verify`, `backup`, `upload`, `forget`, `prune`, `vacuum`",
     "uuid": "the GPU's UUID",
     "version": "of visiond",
-    "worker": "segment and number of its seat",
+    "worker": "segment and number of its slot",
 }
 
 

@@ -166,7 +166,7 @@ def describe_photographs(scores: Mapping[str, Any]) -> str:
     count = scores.get("photographs", 0)
     if not count:
         return ""
-    return f"; {count} photographs from Python packages, which `benchmarks/photographs.py` collects"
+    return f"; {count} photographs from Python packages, which `visiond_mini/photographs.py` collects"
 
 
 def describe_groups(scores: Mapping[str, Any]) -> str:

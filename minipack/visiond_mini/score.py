@@ -287,13 +287,13 @@ def embed_captions(pack: Path, truths: Sequence[Truth]) -> dict[str, Tensor]:
     """The first caption of each scene, and its unit embedding by the pack's CLIP."""
     from transformers import CLIPModel
 
-    from stages.clip.embeddings import TextTower
+    from stages.clip.embeddings import TextEncoder
     from stages.pretrained.checkpoints import load_model
 
-    tower = TextTower(load_model(CLIPModel, str(pack / "clip"), torch.float32, "cpu"), str(pack / "clip"))
+    encoder = TextEncoder(load_model(CLIPModel, str(pack / "clip"), torch.float32, "cpu"), str(pack / "clip"))
     captions = list(dict.fromkeys(truth.captions[0] for truth in truths))
     with torch.inference_mode():
-        return dict(zip(captions, tower.embed_texts(captions), strict=True))
+        return dict(zip(captions, encoder.embed_texts(captions), strict=True))
 
 
 def pick_captions(images: Tensor, texts: Mapping[str, Tensor], truths: Sequence[Truth]) -> list[bool]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stages.blip.descriptor import Caption
 from stages.clip.descriptor import Clip
-from stages.clip.embeddings import TextTower, decode_embedding, load_tower
+from stages.clip.embeddings import TextEncoder, decode_embedding, load_text_encoder
 from stages.contract.base import UNFAMILIAR, Image, ImageError, Reason, Result
 from stages.images.devices import dtype_of, hold_device
 from stages.pretrained.recording import recording_single
@@ -20,11 +20,11 @@ from stages.pretrained.vision import VisionStage
 class CaptionStage(VisionStage[Tensor]):
     """A captioner. `forward` returns the token ids of captions, [images, tokens], on the host.
 
-    load() sets the tokenizer, and the tower: the text half of the CLIP stage's model, or None without one.
+    load() sets the tokenizer, and the text encoder: the text half of the CLIP stage's model, or None without one.
     """
 
     tokenizer: Any
-    tower: TextTower | None
+    text_encoder: TextEncoder | None
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
         results: list[Result | ImageError] = []
@@ -38,24 +38,24 @@ class CaptionStage(VisionStage[Tensor]):
             ]
         return results
 
-    def load_tower(self) -> TextTower | None:
+    def load_text_encoder(self) -> TextEncoder | None:
         folder = self.spec.files.get("clip")
         if folder is None:
             return None
-        tower = load_tower(folder, dtype_of(self.spec), self.device)
+        encoder = load_text_encoder(folder, dtype_of(self.spec), self.device)
         with hold_device(self.lock), recording_single(self.spec, self.device) as records:
             if records:
-                tower.run_single()
-        return tower
+                encoder.run_single()
+        return encoder
 
     def _compare(self, captions: list[str], images: Sequence[Image]) -> list[Caption | ImageError]:
         """Each caption with its cosine similarity to the image, if the CLIP stage has embedded the image."""
         clips = [image.results.get("clip") for image in images]
-        if self.tower is None or not any(isinstance(clip, Clip) for clip in clips):
+        if self.text_encoder is None or not any(isinstance(clip, Clip) for clip in clips):
             return [Caption(caption, None) for caption in captions]
-        tokens = self.tower.tokenize(captions)
+        tokens = self.text_encoder.tokenize(captions)
         with hold_device(self.lock):
-            texts = self.tower.embed(tokens).cpu()
+            texts = self.text_encoder.embed(tokens).cpu()
         return [compare_caption(*pair) for pair in zip(captions, texts, clips, strict=True)]
 
 

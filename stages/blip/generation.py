@@ -34,7 +34,7 @@ class GenerateStage(LanguageStage, CaptionStage):
         """Load the model, its preprocessing and its tokenizer. The numbers are the options of these names."""
         self.model = self.load_vision_model()
         self.tokenizer = load_tokenizer(self.spec.files["model"])
-        self.tower = self.load_tower()
+        self.text_encoder = self.load_text_encoder()
         self.limits = {"max_new_tokens": force_tokens or max_new_tokens}
         if force_tokens:
             self.limits["min_new_tokens"] = force_tokens

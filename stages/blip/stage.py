@@ -50,7 +50,7 @@ class BlipStage(CaptionStage):
         if is_half and model.config.vision_config.hidden_act == "gelu":
             speed_up_mlp(self.vision)
         self.embed = Recorded(partial(embed_image, self.vision))
-        self.tower = self.load_tower()
+        self.text_encoder = self.load_text_encoder()
         with hold_device(self.lock):
             self.captioner = self._make_captioner(model)
             self.captioner.step.capture()

@@ -1,1 +1,1 @@
-"""CLIP: embeddings, tags, and the text tower that compares captions with images."""
+"""CLIP: embeddings, tags, and the text encoder that compares captions with images."""

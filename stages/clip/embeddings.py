@@ -1,4 +1,4 @@
-"""The text towers of CLIP, MetaCLIP 2 and SigLIP, and embeddings as they are stored in results."""
+"""The text encoders of CLIP, MetaCLIP 2 and SigLIP, and embeddings as they are stored in results."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ INSTRUCTION = "Represent the user's input."  # to a chat model
 TOKENS_ALIGNED_TO = 16  # a GPU plans its attention again for each length of text, which takes 50 ms
 
 
-class TextTower:
+class TextEncoder:
     """The text half of a model with two towers: texts to embeddings that can be compared with those of images."""
 
     def __init__(self, model: Any, folder: str) -> None:
         """model: one of transformers' classes in the descriptor's MODELS."""
         self.model = model.text_model
-        # SigLIP's text tower ends with its projection.
+        # SigLIP's text encoder ends with its projection.
         self.projection = getattr(model, "text_projection", nn.Identity())
         self.tokenizer = load_tokenizer(folder)
         if self.tokenizer.pad_token is None:
@@ -72,14 +72,14 @@ class TextTower:
         return None if self.bias is None else (cosines * self.scale + self.bias).sigmoid()
 
     def embed(self, tokens: Mapping[str, Tensor]) -> Tensor:
-        """Unit embeddings [texts, dim] in float32. CLIP's tower is causal, so padding after a text changes nothing."""
+        """Unit embeddings [texts, dim] in float32. CLIP's text encoder is causal, so padding after a text changes nothing."""
         given = {name: part.to(self.device) for name, part in tokens.items()}
         alone = given.keys() == {"input_ids"}
         features = self._features(given["input_ids"]) if alone else self.model(**given).pooler_output
         return F.normalize(self.projection(features).float(), dim=-1)
 
 
-class ChatTower(TextTower):
+class ChatTextEncoder(TextEncoder):
     """A whole chat model that reads an instruction and a text: its answer at the last token. What follows a token changes
     nothing, as the model is causal."""
 
@@ -108,11 +108,11 @@ class ChatTower(TextTower):
         return F.normalize(hidden[torch.arange(len(last)), last].float(), dim=-1)
 
 
-def load_tower(folder: str, dtype: torch.dtype, device: str) -> TextTower:
+def load_text_encoder(folder: str, dtype: torch.dtype, device: str) -> TextEncoder:
     """The part of a model of the stage CLIP that embeds texts. Raises StageUnusable."""
     model = load_known(TOWERS, folder, dtype, device)
     is_chat = model.config.model_type in {known.type for known in CHATTING}
-    return (ChatTower if is_chat else TextTower)(model, folder)
+    return (ChatTextEncoder if is_chat else TextEncoder)(model, folder)
 
 
 def is_sigmoid(model: Any) -> bool:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stages.clip.descriptor import MODELS, Clip, ClipOptions, Tag
-from stages.clip.embeddings import TextTower, encode_embedding, is_sigmoid
+from stages.clip.embeddings import TextEncoder, encode_embedding, is_sigmoid
 from stages.contract.base import UNFAMILIAR, Image, ImageError, Result
 from stages.contract.descriptor import KnownModel
 from stages.contract.options import read_options
@@ -41,7 +41,7 @@ class ClipStage(VisionStage[tuple[Tensor, Tensor, Tensor]]):
         self.sigmoid = is_sigmoid(model)
         with hold_device(self.lock):
             scale = model.logit_scale.exp().float()
-            self.label_weights = TextTower(model, folder).embed_texts(self._label_texts()) * scale
+            self.label_weights = TextEncoder(model, folder).embed_texts(self._label_texts()) * scale
             self.label_bias = model.logit_bias.float() if self.sigmoid else torch.zeros_like(scale)
             self.warm_up()
 

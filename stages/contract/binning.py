@@ -58,14 +58,14 @@ class _Ocr(msgspec.Struct, frozen=True):
     text: str | None = None
 
 
-class _Text(msgspec.Struct, frozen=True):
+class TextFigures(msgspec.Struct, frozen=True):
     """The text of an image that counts."""
 
     count: int
     area_ratio: float | None
 
 
-class _Objects(msgspec.Struct, frozen=True):
+class ObjectFigures(msgspec.Struct, frozen=True):
     count: int
     unique: int
     dispersion: float
@@ -78,7 +78,7 @@ class _Caption(msgspec.Struct, frozen=True):
 # Decoding only the needed fields of a stage's JSON takes 1 µs; OCR's with a dozen lines takes 5 µs.
 _FIGURES = {
     "ocr": msgspec.json.Decoder(_Ocr).decode,
-    "yolo": msgspec.json.Decoder(_Objects).decode,
+    "yolo": msgspec.json.Decoder(ObjectFigures).decode,
     "blip": msgspec.json.Decoder(_Caption).decode,
 }
 
@@ -120,6 +120,11 @@ def judge(payloads: Mapping[str, bytes], thresholds: Thresholds) -> Bin:
     }
     if "ocr" in figures:
         figures["ocr"] = _find_text(figures["ocr"], thresholds.text_score)
+    return judge_figures(figures, thresholds)
+
+
+def judge_figures(figures: Mapping[str, Any], thresholds: Thresholds) -> Bin:
+    """The same from figures that are known already, by stage."""
     criteria = {
         name: {
             criterion: Criterion(
@@ -203,14 +208,14 @@ def apply_rule(rule: Rule, record: dict[str, Any]) -> str:
     return name
 
 
-def _find_text(ocr: _Ocr, least_score: float) -> _Text:
+def _find_text(ocr: _Ocr, least_score: float) -> TextFigures:
     if ocr.text is not None:
-        return _Text(sum(1 for line in ocr.text.splitlines() if has_text(line)), None)
+        return TextFigures(sum(1 for line in ocr.text.splitlines() if has_text(line)), None)
     counted = [line for line in ocr.lines if line.score > least_score and has_text(line.text, line.score)]
     if len(counted) == len(ocr.lines):
-        return _Text(len(counted), ocr.area_ratio)
+        return TextFigures(len(counted), ocr.area_ratio)
     area = _sum_areas(counted)
-    return _Text(len(counted), ocr.area_ratio * area / _sum_areas(ocr.lines) if area else 0.0)
+    return TextFigures(len(counted), ocr.area_ratio * area / _sum_areas(ocr.lines) if area else 0.0)
 
 
 def _sum_areas(lines: Iterable[_Line]) -> float:

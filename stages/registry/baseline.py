@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from transformers import BlipForConditionalGeneration, BlipImageProcessor, CLIPImageProcessor, CLIPModel
 
-from stages.clip.embeddings import TextTower
+from stages.clip.embeddings import TextEncoder
 from stages.contract.base import Image, Stage, StageSpec
 from stages.ocr.stage import OcrStage
 from stages.pretrained.checkpoints import load_model, load_tokenizer
@@ -44,7 +44,7 @@ class OneAtATime:
 
     def __init__(self, task: Task) -> None:
         self.device, self.new_tokens = task.device, task.new_tokens
-        self.tower: TextTower | None = None
+        self.encoder: TextEncoder | None = None
         loads = {
             "ocr": self._load_ocr,
             "yolo": self._load_yolo,
@@ -85,9 +85,9 @@ class OneAtATime:
             num_beams=1,
         )
         captions = self.blip_tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        if not self.tower:
+        if not self.encoder:
             return captions
-        return captions, (self.tower.embed(self.tower.tokenize(captions)) @ self.embedding.T).cpu()
+        return captions, (self.encoder.embed(self.encoder.tokenize(captions)) @ self.embedding.T).cpu()
 
     def _read(self, path: str) -> Image:
         pixels = torch.from_numpy(np.array(open_image(path))).permute(2, 0, 1).contiguous().to(self.device)
@@ -111,9 +111,9 @@ class OneAtATime:
         files = spec.files
         self.clip_model = load_model(CLIPModel, files["model"], torch.float32, self.device)
         self.clip_processor = CLIPImageProcessor.from_pretrained(files["model"], local_files_only=True)
-        self.tower = TextTower(self.clip_model, files["model"])
+        self.encoder = TextEncoder(self.clip_model, files["model"])
         texts = [f"a photo of a {label}" for label in Path(files["labels"]).read_text().splitlines()]
-        self.labels = self.tower.embed_texts(texts)
+        self.labels = self.encoder.embed_texts(texts)
 
     def _load_blip(self, spec: StageSpec) -> None:
         files = spec.files

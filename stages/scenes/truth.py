@@ -18,7 +18,14 @@ from typing import TypeVar
 
 import msgspec
 
-from stages.contract.binning import measure_area, measure_dispersion
+from stages.contract.binning import (
+    ObjectFigures,
+    TextFigures,
+    Thresholds,
+    judge_figures,
+    measure_area,
+    measure_dispersion,
+)
 from stages.scenes.drawing import BACKDROPS, COLORS, Backdrop
 from stages.scenes.shapes import LABELS
 
@@ -69,12 +76,11 @@ def read_truth(file: Path) -> list[Truth]:
 
 
 def choose_bin(width: int, height: int, objects: Sequence[TrueObject], lines: Sequence[TrueLine]) -> str:
-    """The bin of the truth by the binning rule: "A", "B" or "C"."""
-    if len(lines) > 2 or sum(measure_area(line.box) for line in lines) / (width * height) > 0.2:
-        return "A"
-    if len({thing.label for thing in objects}) > 3 or len(objects) > 5:
-        return "B"
-    return "B" if measure_dispersion([thing.box for thing in objects], width * height) > 0.3 else "C"
+    """The bin of the truth by the built-in rule with its default thresholds."""
+    text = TextFigures(len(lines), sum(measure_area(line.box) for line in lines) / (width * height))
+    spread = measure_dispersion([thing.box for thing in objects], width * height)
+    things = ObjectFigures(len(objects), len({thing.label for thing in objects}), spread)
+    return judge_figures({"ocr": text, "yolo": things}, Thresholds()).name
 
 
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

@@ -21,7 +21,7 @@ from daemon.system.cores import Cores
 from daemon.system.gpus import Gpu
 from daemon.workers import opening
 from daemon.workers.kernels import list_wants
-from daemon.workers.seat import Room, need_for
+from daemon.workers.slot import Room, need_for
 from stages.contract.base import StageSpec
 from tests.daemon.layout.test_devices import GIB, MIXED, list_visible, make_gpu
 from tests.daemon_process import STAGES, Place, picture
@@ -226,20 +226,20 @@ async def test_the_memory_of_a_group_is_that_of_its_gpus_together() -> None:
     now = [make_gpu(0, "H100", free=30), make_gpu(1, "H100", free=40), make_gpu(2, "H100", free=0)]
     group = Room(before[:2], lambda: now)
     assert await group.measure_free() == 70 * GIB
-    group.seats.append(SimpleNamespace(worker=SimpleNamespace(beat=Beat(0, device_used_bytes=50 * GIB))))  # type: ignore[arg-type]
+    group.slots.append(SimpleNamespace(worker=SimpleNamespace(beat=Beat(0, device_used_bytes=50 * GIB))))  # type: ignore[arg-type]
     assert await group.measure_taken() == 60 * GIB - 50 * GIB - 2 * CONTEXT_BYTES
     assert await Room(before[:2], lambda: now[:1]).measure_free() is None
     assert need_for([GIB], 2) - need_for([GIB], 1) == need_for([], 1)
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("stations", [1, 2])
+@pytest.mark.parametrize("executors", [1, 2])
 async def test_one_worker_sees_all_gpus_of_its_group(
-    stations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    executors: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layout, "list_gpus", lambda: FOUR)
     tables = [{"stages": list(STAGES), "devices": ["cuda:1+cuda:0", "cuda:2+cuda:3"]}]
-    place = Place(tmp_path, {"pipeline": {"segment": tables, "stations": stations}})
+    place = Place(tmp_path, {"pipeline": {"segment": tables, "stations": executors}})
     assert await list_visible(place) == ["GPU-1f2e-77aa,GPU-0f2e-77aa", "GPU-2f2e-77aa,GPU-3f2e-77aa"]
 
 

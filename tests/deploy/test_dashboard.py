@@ -24,12 +24,12 @@ from daemon.ledger.ledger import Ledger
 from daemon.monitoring.disks import Disks
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import SinkState
-from daemon.pipeline.station import Station
+from daemon.pipeline.executor import Executor
 from daemon.server.status import Status
 from daemon.system.gpus import Gpu, Sensors
-from daemon.workers.lane import Lane
+from daemon.workers.batcher import Batcher
 from daemon.workers.pool import Pool
-from daemon.workers.seat import Seat
+from daemon.workers.slot import Slot
 from daemon.workers.worker import Worker
 from stages.contract.base import Limits, Reason, StageSpec
 from tests.deploy.queries import FOLDER, Query, boards, panels, problems, queries
@@ -75,12 +75,12 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
     try:
         await ledger.admit([])
         pool = pool_with_a_past(metrics)
-        lane = Lane("ocr", ("ocr",), 1, pool)
+        batcher = Batcher("ocr", ("ocr",), 1, pool)
         outbox = SimpleNamespace(
             deliveries=[SimpleNamespace(name="jsonl", state=lambda: SinkState(name="jsonl", behind=1))]
         )
         nobody: Any = None
-        station = Station(slab, [lane], nobody, {}, metrics)
+        executor = Executor(slab, [batcher], nobody, {}, metrics)
         pipeline: Any = SimpleNamespace(
             ledger=ledger,
             metrics=metrics,
@@ -89,8 +89,8 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
             blocked=list,
             watcher=SimpleNamespace(labels=lambda: {1: "1"}, away=set),
             schedule=SimpleNamespace(away=dict),
-            stations=[station],
-            states=lambda: [station.state()],
+            executors=[executor],
+            states=lambda: [executor.state()],
             outbox=outbox,
         )
         status = Status(pipeline, disks=Disks({"state.path": path}))
@@ -103,13 +103,13 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
 def pool_with_a_past(metrics: Metrics) -> Pool:
     """A pool with a worker that was lost once and is ready again."""
     setup = Setup("ocr/0", "cuda:0", [StageSpec("ocr", "fake")], 1 << 20, 2, 1, Limits(), None)
-    pool = Pool("ocr", [Seat(setup, "cuda:0", {})], -1, PipelineSection(), metrics)
+    pool = Pool("ocr", [Slot(setup, "cuda:0", {})], -1, PipelineSection(), metrics)
     metrics.worker_restarts.labels("cuda:0", "died").inc()
     metrics.canary_failures.labels("cuda:0", "ocr").inc()
     metrics.model_load_seconds.labels("cuda:0", "ocr").set(1.0)
     worker = Worker(setup, "cuda:0", SimpleNamespace(returncode=None), SimpleNamespace())  # type: ignore[arg-type]
     worker.beat, worker.loaded, worker.looked_at = Beat(1, 2, 3), True, 1.0
-    pool.seats[0].worker, pool.seats[0].state = worker, "ready"
+    pool.slots[0].worker, pool.slots[0].state = worker, "ready"
     return pool
 
 

@@ -36,16 +36,16 @@ Sizes = Mapping[str, int]
 CARD = """
 import sys
 if "run" in sys.orig_argv:
-    import daemon.layout.layout, daemon.monitoring.metrics, daemon.workers.seat
+    import daemon.layout.layout, daemon.monitoring.metrics, daemon.workers.slot
     from daemon.system.gpus import Gpu
-    from daemon.workers import pool, seat
+    from daemon.workers import pool, slot
     from stages.registry.fake import count_used
     def list_card():
         used = count_used(FOLDER)
         return [Gpu(0, "GPU-fake", "card", TOTAL, TOTAL - used, used, "9.0", None, ())]
     daemon.layout.layout.list_gpus = daemon.monitoring.machine.list_gpus = list_card
     pool.FRESH_SECONDS, pool.REST_SECONDS, pool.LONGEST_REST_SECONDS = 0.05, 0.1, 0.2
-    seat.FIRST_PAUSE_SECONDS, seat.LONGEST_PAUSE_SECONDS = 0.1, 0.2
+    slot.FIRST_PAUSE_SECONDS, slot.LONGEST_PAUSE_SECONDS = 0.1, 0.2
 """
 
 

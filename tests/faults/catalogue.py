@@ -25,6 +25,7 @@ from tests.faults import (
     clocks,
     cluster,
     damage,
+    executors,
     failures,
     hang,
     kill,
@@ -36,7 +37,6 @@ from tests.faults import (
     renames,
     scarce,
     sinks,
-    stations,
     stop,
     traps,
     unpacking,
@@ -130,23 +130,23 @@ def kill_cluster(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     return Figure(str(outcome), outcome.kept)
 
 
-def kill_stations(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
-    outcome = stations.kill_stations(folder, sizes["kills"], sizes["files"], chance)
+def kill_executors(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    outcome = executors.kill_executors(folder, sizes["kills"], sizes["files"], chance)
     return Figure(str(outcome), outcome.kept)
 
 
-def kill_daemons_with_stations(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
-    outcome = kill.kill_daemons(stations.open_stations(folder), sizes["kills"], sizes["files"], chance)
+def kill_daemons_with_executors(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    outcome = kill.kill_daemons(executors.open_executors(folder), sizes["kills"], sizes["files"], chance)
     return Figure(str(outcome), outcome.kept)
 
 
-def kill_workers_of_stations(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
-    outcome = stations.kill_workers(folder, sizes["kills"], sizes["files"], chance)
+def kill_workers_of_executors(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    outcome = executors.kill_workers(folder, sizes["kills"], sizes["files"], chance)
     return Figure(str(outcome), outcome.kept)
 
 
-def stop_a_station(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
-    outcome = stations.stop_a_station(folder, sizes["files"])
+def stop_an_executor(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    outcome = executors.stop_an_executor(folder, sizes["files"])
     return Figure(str(outcome), outcome.kept)
 
 
@@ -450,8 +450,8 @@ ROWS = [
     Row("16", "sticky device error", "worker replaced, 0 lost; the last one gone: exit 69",
         by_tests(f"{FAULTS}test_workers.py", f"{FAULTS}test_gpu.py",
                  "-k", "quarantined_even or fails_on_every or device_side_assert or killed_on_a_real_gpu"), {}),
-    Row("17", "a device's workers die (fake)", "its seat closed, health degraded, the others run", lose_a_device, {}, {}),
-    Row("17", "a device that CUDA does not see", "its seat closed, the others run; the last one gone: exit 69",
+    Row("17", "a device's workers die (fake)", "its slot closed, health degraded, the others run", lose_a_device, {}, {}),
+    Row("17", "a device that CUDA does not see", "its slot closed, the others run; the last one gone: exit 69",
         by_tests(f"{FAULTS}test_workers.py", "-k", "cuda_does_not_see"), {}),
     Row("18", "the OOM killer takes a worker", "image retried, daemon stays up", take_a_worker, {}, {}),
     Row("19", "ledger lost or damaged", "refused with the fix named; rebuilt from the sidecars, no model runs",
@@ -496,7 +496,7 @@ ROWS = [
         by_tests(f"{DAEMON}config/test_loading.py", f"{DAEMON}config/test_state.py", f"{FAULTS}test_ledger_damage.py",
                  "-k", "more_memory or number or bounded or bounds"), {}),
     Row("56", "a machine becomes too slow for a batch within its limit", "one worker lost, smaller batches, 0 FAILED",
-        by_tests(f"{FAULTS}test_workers.py", f"{DAEMON}workers/test_lane.py", "-k", "too_slow or too_long"), {}),
+        by_tests(f"{FAULTS}test_workers.py", f"{DAEMON}workers/test_batcher.py", "-k", "too_slow or too_long"), {}),
     Row("55", "a start meets a temporary error of the system (EIO, ENOSPC, EMFILE, an address in use)",
         "exit 74, which the unit repeats, not 78", by_tests(f"{FAULTS}test_starts.py"), {}),
     Row("57", "wrong tokens; a forged change with a wrong token beside a good cookie", "401, later and logged; nothing changes",
@@ -509,12 +509,12 @@ ROWS = [
         kill_with_a_worker_that_hangs, {"kills": 20}),
     Row("36", "a call keeps failing in a running daemon, for each cause", "it waits, says why, goes on; 0 violations",
         keep_failing, {"faults": len(persistent.FAULTS)}, {"faults": 2}),
-    Row("37", "kill -9 a random station", KILLED, kill_stations, {"kills": 100, "files": 10_000}, {"kills": 3, "files": 300}),
-    Row("38", "a station hangs", "the others go on, it is replaced; 0 lost, double, torn, wrong", stop_a_station,
+    Row("37", "kill -9 a random executor", KILLED, kill_executors, {"kills": 100, "files": 10_000}, {"kills": 3, "files": 300}),
+    Row("38", "an executor hangs", "the others go on, it is replaced; 0 lost, double, torn, wrong", stop_an_executor,
         {"files": 2_000}),
-    Row("39", "kill -9 the daemon or its process group, three stations", KILLED, kill_daemons_with_stations,
+    Row("39", "kill -9 the daemon or its process group, three executors", KILLED, kill_daemons_with_executors,
         {"kills": 100, "files": 5_000}, {"kills": 2, "files": 200}),
-    Row("40", "kill -9 a random worker, three stations", KILLED, kill_workers_of_stations, {"kills": 100, "files": 10_000}),
+    Row("40", "kill -9 a random worker, three executors", KILLED, kill_workers_of_executors, {"kills": 100, "files": 10_000}),
     Row("41", "each fault that an alert is about", "exactly its alert fires; none in two hours of work (120 times faster)",
         drive_alerts, {"linger_seconds": 12, "hours": 2}),
     Row("42", "kill -9 the driver, an actor or a node of a Ray cluster", "0 lost, 0 double, no hang", kill_cluster,

@@ -132,7 +132,7 @@ def drain_daemons(place: Place, kills: int, files: int, chance: random.Random) -
 
 def kill_workers(place: Place, kills: int, waiting: int, chance: random.Random) -> Outcome:
     """One daemon with several workers, of which one at random is killed again and again. So many images wait each time: the
-    seat of a worker that dies again and again without an answer is closed. The others' rate is measured."""
+    slot of a worker that dies again and again without an answer is closed. The others' rate is measured."""
     started, dropped = time.monotonic(), 0
     calm, shaken = Rate(), Rate()
     with Daemon(place) as daemon:

@@ -200,7 +200,7 @@ def lose_the_ledger(folder: Path, files: int) -> float:
 
 
 def lose_a_device(folder: Path) -> str:
-    """The workers of one of two seats die until the seat is closed; the other seat goes on."""
+    """The workers of one of two slots die until the slot is closed; the other slot goes on."""
     place = Place(folder, {"pipeline": {"workers_per_device": 2}})
     with Daemon(place) as daemon:
         lost = kill_until_closed(daemon, "ocr+yolo+clip+blip/0")
@@ -208,11 +208,11 @@ def lose_a_device(folder: Path) -> str:
         daemon.wait_idle(50)
         health = daemon.get("/healthz")[1]["status"]
     place.assert_kept(DONE=50)
-    return f"{lost} deaths closed its seat, health {health}, 50 of 50 DONE by the other"
+    return f"{lost} deaths closed its slot, health {health}, 50 of 50 DONE by the other"
 
 
 def kill_until_closed(daemon: Daemon, name: str) -> int:
-    """Kill every worker of a seat as soon as it is ready; returns how many it took."""
+    """Kill every worker of a slot as soon as it is ready; returns how many it took."""
     killed: set[int] = set()
 
     def closed() -> bool:
@@ -220,9 +220,9 @@ def kill_until_closed(daemon: Daemon, name: str) -> int:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             killed.add(pid)
-        return any(daemon.events("seat closed: its workers keep dying", worker=name))
+        return any(daemon.events("worker slot closed: its workers keep dying", worker=name))
 
-    wait_for(closed, "its seat to be closed", 60)
+    wait_for(closed, "its slot to be closed", 60)
     return len(killed)
 
 

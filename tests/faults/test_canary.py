@@ -111,14 +111,14 @@ def test_equal_embeddings_are_shown_although_the_known_images_are_right(tmp_path
         assert daemon.metric("visiond_canary_failures_total", device="cpu", stage="clip") == 0
 
 
-def test_a_device_whose_answers_stay_wrong_closes_its_seat(tmp_path: Path) -> None:
+def test_a_device_whose_answers_stay_wrong_closes_its_slot(tmp_path: Path) -> None:
     place, (file, environment) = Place(tmp_path), make_breakable(tmp_path)
     with Daemon(place, environment=environment) as daemon:
         place.drop_many(range(8))
         daemon.wait_idle(8)
         file.touch()
         place.drop_many(range(8, 40))
-        cause = daemon.wait_event("seat closed: its workers keep dying")["cause"]
+        cause = daemon.wait_event("worker slot closed: its workers keep dying")["cause"]
         assert cause.startswith("its answers to known images are wrong: ")
         assert daemon.wait_end() == os.EX_UNAVAILABLE
     assert "FAILED" not in counts_of(place)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemon.config.state import DIARY
-from daemon.monitoring.diary import write_diary
+from daemon.config.state import UPKEEP
+from daemon.monitoring.upkeep import write_upkeep
 from daemon.search import matrix
 from daemon.server.app import own_token
 from visiond.cluster.places import ClusterFolder
@@ -62,8 +62,8 @@ def test_the_pages_token_is_on_the_disk_before_it_has_its_name(tmp_path: Path, c
 
 
 def test_the_diary_is_on_the_disk_before_it_has_its_name(tmp_path: Path, calls: Calls) -> None:
-    write_diary(tmp_path, [])
-    assert Path(assert_flushed_before_it_has_its_name(calls)).name != DIARY
+    write_upkeep(tmp_path, [])
+    assert Path(assert_flushed_before_it_has_its_name(calls)).name != UPKEEP
 
 
 def test_a_part_of_a_cluster_is_on_the_disk_before_it_has_its_name_and_its_name_before_it_counts(

@@ -65,7 +65,7 @@ def test_a_drain_reads_no_more_files(tmp_path: Path) -> None:
     place = Place(tmp_path, SLOW)
     place.drop_many(range(600))
     readings = Readings(place)
-    with Daemon(place, environment=with_pauses({"daemon.workers.lane.QUEUE_IMAGES": 8})) as daemon:
+    with Daemon(place, environment=with_pauses({"daemon.workers.batcher.QUEUE_IMAGES": 8})) as daemon:
         daemon.wait_until(lambda status: status["done"] > 10, "work")
         assert daemon.stop() == 0
     readings.count()

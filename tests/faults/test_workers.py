@@ -21,7 +21,7 @@ from daemon.layout import layout
 from daemon.service.lifecycle import run_service
 from daemon.system.gpus import Gpu
 from daemon.workers import pool
-from daemon.workers.seat import QUICK_DEATHS
+from daemon.workers.slot import QUICK_DEATHS
 from stages.weights.packs import MINI
 from tests.checker import Verdict
 from tests.daemon_process import (
@@ -60,7 +60,7 @@ def test_only_the_images_that_kill_their_workers_are_quarantined_even_a_folder_f
     tmp_path: Path,
 ) -> None:
     place = open_place(tmp_path, {"SEGV": "segfault", "LOST": "lost"})
-    # more deaths in a row than close a seat
+    # more deaths in a row than close a slot
     poison = drop_marked(place, "SEGV", 5) | drop_marked(place, "LOST", 1)
     with Daemon(place) as daemon:
         place.drop_many(range(20))
@@ -146,7 +146,7 @@ def test_a_worker_that_cannot_load_ends_the_daemon_with_69_and_the_cause(tmp_pat
     assert "sleep length must be non-negative" in run.stderr
 
 
-def test_a_device_that_fails_on_every_image_closes_its_seat_and_no_image_is_blamed(
+def test_a_device_that_fails_on_every_image_closes_its_slot_and_no_image_is_blamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "BACKOFF_SECONDS", 0.01)
@@ -157,7 +157,7 @@ def test_a_device_that_fails_on_every_image_closes_its_seat_and_no_image_is_blam
     assert counts_of(place) == {"PENDING": 12}
 
 
-def test_a_device_on_which_image_after_image_kills_its_worker_closes_its_seat_before_all_are_blamed(
+def test_a_device_on_which_image_after_image_kills_its_worker_closes_its_slot_before_all_are_blamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It passes the rehearsal, so each time an image might be the cause."""
@@ -171,7 +171,7 @@ def test_a_device_on_which_image_after_image_kills_its_worker_closes_its_seat_be
 
 
 @pytest.mark.parametrize("others", [["cpu"], []], ids=["one of two", "the last one"])
-def test_a_gpu_that_the_driver_lists_and_cuda_does_not_see_closes_its_seat_and_no_image_is_blamed(
+def test_a_gpu_that_the_driver_lists_and_cuda_does_not_see_closes_its_slot_and_no_image_is_blamed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -184,14 +184,14 @@ def test_a_gpu_that_the_driver_lists_and_cuda_does_not_see_closes_its_seat_and_n
         layout, "list_gpus", lambda: [Gpu(0, "GPU-gone", "", 1 << 36, 1 << 36, 0, "7.5", None, ())]
     )
     # Otherwise the others may be done before.
-    lend_when(lambda lending: any(seat.state == "closed" for seat in lending.seats))
+    lend_when(lambda lending: any(slot.state == "closed" for slot in lending.slots))
     weights = [shutil.copy(MINI / name, tmp_path / name) for name in ("yolo.safetensors", "yolo.json")]
     yolo = {"backend": "", "model": str(weights[0])}
     place = Place(tmp_path, {"stages": {"yolo": yolo}, "pipeline": {"devices": ["cuda:0", *others]}})
     place.drop_many(range(12))
     with contextlib.nullcontext() if others else pytest.raises(NoWorkersLeft, match="No worker is left"):
         anyio.run(lambda: run_service(parse(place.settings, tmp_path), once=True))
-    assert "seat closed" in "".join(capfd.readouterr())
+    assert "worker slot closed" in "".join(capfd.readouterr())
     assert counts_of(place) == {"DONE" if others else "PENDING": 12}
 
 

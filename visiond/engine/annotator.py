@@ -4,11 +4,11 @@
         rows = annotator.annotate([("a.jpg", data), ("b.jpg", more)])
 
 It is what an actor of Ray holds (visiond/cluster/), and what a notebook or a job of Spark may call. It has no inbox
-and no ledger, and writes no results. Everything between is the daemon's own: a station with its shared memory,
+and no ledger, and writes no results. Everything between is the daemon's own: an executor with its shared memory,
 queue, judge and worker processes. So an image that kills its worker is a row with the reason `poison`, and the
 process that holds the Annotator lives on.
 
-A thread of its own runs the station. When the process that holds it ends, in whatever way, the kernel ends the
+A thread of its own runs the executor. When the process that holds it ends, in whatever way, the kernel ends the
 workers with that thread.
 """
 
@@ -33,12 +33,12 @@ from daemon.layout.layout import Layout
 from daemon.layout.slabs import open_slab
 from daemon.ledger.record import Model, Record
 from daemon.monitoring.metrics import Metrics
-from daemon.pipeline.station import Station
+from daemon.pipeline.executor import Executor
 from daemon.results.judge import Judge
 from daemon.system.children import END_SECONDS, Parent
 from daemon.system.log import set_up
 from daemon.workers.kernels import compile_for_workers, wants_of
-from daemon.workers.opening import open_lanes
+from daemon.workers.opening import open_batchers
 from visiond.engine.calls import Calls, Image, Known
 from visiond.engine.rows import ResultRows
 
@@ -118,7 +118,7 @@ class Annotator:
         """End the workers, and wait for that. Images that other threads still wait for are given up."""
         thread, self._thread = self._thread, None
         if thread and self._process == os.getpid():
-            with contextlib.suppress(RuntimeError):  # the station has ended by itself
+            with contextlib.suppress(RuntimeError):  # the executor has ended by itself
                 if self._portal:
                     self._portal.start_task_soon(self._closing.set)
             thread.join(CLOSE_SECONDS)
@@ -143,7 +143,7 @@ class Annotator:
         return self._calls
 
     def _work(self) -> None:
-        """The thread: a station from its start to its end."""
+        """The thread: an executor from its start to its end."""
         try:
             anyio.run(self._run, backend_options={"use_uvloop": True})
         except BaseExceptionGroup as group:
@@ -164,20 +164,21 @@ class Annotator:
             layout = layout.only(self._only)
         metrics = Metrics()
         judge = Judge.of(config, calls.roots)
-        lanes = open_lanes(layout, slab, metrics)
-        station = Station(slab, lanes, judge, {}, metrics, publish=calls.publish, read=calls.read)
+        batchers = open_batchers(layout, slab, metrics)
+        executor = Executor(slab, batchers, judge, {}, metrics, publish=calls.publish, read=calls.read)
         try:
             async with from_thread.BlockingPortal() as self._portal, anyio.create_task_group() as tasks:
                 await tasks.start(compile_for_workers, config.state.path / KERNELS, wants_of([layout]))
-                await tasks.start(station.staff)
-                tasks.start_soon(station.run, calls)
+                await tasks.start(executor.staff)
+                tasks.start_soon(executor.run, calls)
                 if all(
-                    any(worker.state != "closed" for worker in lane.workers) for lane in station.state().lanes
+                    any(worker.state != "closed" for worker in batcher.workers)
+                    for batcher in executor.state().batchers
                 ):
                     self._calls = calls
                     self._opened.set()  # otherwise `staff` is about to raise why
                 await self._closing.wait()
-                station.stop()
+                executor.stop()
                 tasks.cancel_scope.cancel()
         finally:
             slab.close()

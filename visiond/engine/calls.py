@@ -1,7 +1,7 @@
-"""The coordinator of an Annotator's station: hands out the images of calls, and answers each call when all of its
+"""The coordinator of an Annotator's executor: hands out the images of calls, and answers each call when all of its
 images are finished.
 
-It stands where the daemon has its pipeline and its ledger (see `Coordinator` in daemon/pipeline/station.py). Jobs
+It stands where the daemon has its pipeline and its ledger (see `Coordinator` in daemon/pipeline/executor.py). Jobs
 are made from the names and bytes that a caller passes, and nothing is stored: an image that a crash interrupts is
 passed again by whoever called.
 """
@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from daemon.core.jobs import GONE, Content, Ending, Extent, Failure, Job, JobStatus, Read, Version
 from daemon.core.slab import Slab
 from daemon.ledger.record import Committed, Model, Record
-from daemon.pipeline.station import Published
+from daemon.pipeline.executor import Published
 from daemon.results.destinations import Destination, Publication
 from daemon.system.clock import steady_seconds
 from stages.contract.base import Reason
@@ -53,7 +53,7 @@ class Call:
 
 
 class Calls:
-    """Takes images from threads, and gives them to a station as jobs.
+    """Takes images from threads, and gives them to an executor as jobs.
 
     held_bytes: a thread that passes more waits until enough of its images are finished. One image may be larger.
     """
@@ -169,9 +169,9 @@ class Calls:
             self.error = error
             self._changed.notify_all()
 
-    # The side of the station.
+    # The side of the executor.
 
-    async def next_jobs(self, station: object) -> list[Job]:
+    async def next_jobs(self, executor: object) -> list[Job]:
         """Wait for images of calls, or for one whose pause before another attempt is over."""
         while True:
             with self._changed:
@@ -246,4 +246,4 @@ class Calls:
         pass
 
     def let_go(self, images: Sequence[int]) -> None:
-        """The station is drained only when no call waits."""
+        """The executor is drained only when no call waits."""

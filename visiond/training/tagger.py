@@ -15,7 +15,7 @@ from torch import Tensor
 from daemon.core.labels import Kind
 from daemon.labels.metrics import Measure, measure_tags
 from stages.clip.descriptor import MODELS, ClipOptions
-from stages.clip.embeddings import TextTower, is_sigmoid
+from stages.clip.embeddings import TextEncoder, is_sigmoid
 from stages.clip.stage import SIGMOID_TEMPLATE, TEMPLATE, ClipStage
 from stages.contract.base import Image, StageSpec
 from stages.contract.binning import likely_tags
@@ -45,16 +45,16 @@ class TagLearner(Learner):
         self.prepare = ClipStage.load_processor(
             StageSpec("clip", "transformers", {"model": str(base)}), str(device)
         )
-        self.tower = TextTower(self.model, str(base))
+        self.encoder = TextEncoder(self.model, str(base))
         self.sigmoid = is_sigmoid(self.model)
         template = SIGMOID_TEMPLATE if self.sigmoid else TEMPLATE
-        self.tokens = self.tower.tokenize([template.replace("{}", name) for name in names])
+        self.tokens = self.encoder.tokenize([template.replace("{}", name) for name in names])
         self.texts: Tensor | None = None  # while the model does not change
 
     def forward(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """batch: pixel_values, and tags [images, tags], 1 for those that are true."""
         self.texts = None
-        logits, tags = self._compare(batch["pixel_values"], self.tower.embed(self.tokens)), batch["tags"]
+        logits, tags = self._compare(batch["pixel_values"], self.encoder.embed(self.tokens)), batch["tags"]
         if self.sigmoid:
             return {"loss": F.binary_cross_entropy_with_logits(logits, tags, reduction="sum") / len(tags)}
         return {"loss": F.cross_entropy(logits, tags / tags.sum(1, keepdim=True))}
@@ -74,7 +74,7 @@ class TagLearner(Learner):
     def answer(self, images: Sequence[Image]) -> list[Any]:
         """The tags of each image that count."""
         if self.texts is None:
-            self.texts = self.tower.embed(self.tokens)
+            self.texts = self.encoder.embed(self.tokens)
         logits = self._compare(self.prepare(pixels_of(images)), self.texts)
         likelihoods = logits.sigmoid() if self.sigmoid else logits.softmax(1)
         scores, places = likelihoods.topk(min(ClipOptions().top_k, len(self.names)))

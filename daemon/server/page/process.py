@@ -28,7 +28,7 @@ from daemon.server.page.page import ALLOWED, Page
 from daemon.server.page.pictures import Pictures
 from daemon.system.lines import written_aside
 from daemon.system.log import set_up
-from daemon.system.stray import catch
+from daemon.system.printed import catch
 from stages.contract.processes import die_with
 
 NICE = 5  # images come first

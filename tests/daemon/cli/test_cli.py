@@ -602,8 +602,8 @@ def test_times_beyond_any_calendar_are_shown_as_numbers(tmp_path: Path) -> None:
     place.drop_many(range(1))
     assert place.run_once().returncode == 0
     times = {"verify": 1.36e10, "backup": 1e20, "vacuum": -9e18}
-    chores = [{"task": task, "tried_at": at, "succeeded_at": at} for task, at in times.items()]
-    (tmp_path / "state" / "upkeep.json").write_text(json.dumps(chores))
+    runs = [{"task": task, "tried_at": at, "succeeded_at": at} for task, at in times.items()]
+    (tmp_path / "state" / "upkeep.json").write_text(json.dumps(runs))
     told = say(place, "status")
     assert all(moment in told for moment in ("2400-12-", "1e+20", "-9e+18"))
 

@@ -147,14 +147,14 @@ def test_a_configuration_that_cannot_be_read_to_its_end_delays_no_stop(tmp_path:
         assert daemon.stop(20.0) == 0
 
 
-def test_the_stations_log_at_the_new_level_too(tmp_path: Path) -> None:
+def test_the_executors_log_at_the_new_level_too(tmp_path: Path) -> None:
     place = Place(tmp_path, {"pipeline": {"stations": 2, "workers_per_device": 2}, "log": {"level": "error"}})
     with Daemon(place) as daemon:
         place.configure({"log": {"level": "info"}})
         done = place.command("reload")
         assert (done.returncode, done.stdout) == (0, "Changed: log.level.\n")
         os.kill(daemon.workers()[0], signal.SIGKILL)
-        daemon.wait_event("worker ready")  # of a station, and only an info
+        daemon.wait_event("worker ready")  # of an executor, and only an info
         assert daemon.stop() == 0
 
 

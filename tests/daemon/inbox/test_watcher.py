@@ -28,10 +28,10 @@ from daemon.core.errors import LedgerUnusable
 from daemon.core.jobs import Admitted, File, JobStatus, Placed
 from daemon.inbox import settle
 from daemon.inbox import watcher as watching
-from daemon.inbox.absence import find_absence
 from daemon.inbox.disk import FolderOrigin
 from daemon.inbox.folder import Folder, open_folder
 from daemon.inbox.settle import Patience, Settling
+from daemon.inbox.unavailable import why_unavailable
 from daemon.inbox.walk import Listed, Walk
 from daemon.inbox.watcher import Watcher
 from daemon.ledger.ledger import Ledger
@@ -653,14 +653,14 @@ def test_an_outage_of_an_inbox_is_in_the_log_once_and_so_is_its_end(inbox: Path)
 def test_an_inbox_stays_away_while_the_ledger_cannot_be_asked_what_is_in_it(inbox: Path) -> None:
     folder = open_folder(1, Inbox(path=inbox))
     reader: Any = SimpleNamespace(files_of=lambda _: [])
-    assert find_absence(folder, reader) is None
+    assert why_unavailable(folder, reader) is None
     inbox.rename(inbox.with_name("elsewhere"))
 
     def refuse(_: int) -> list[Expected]:
         raise LedgerUnusable("the disk does not answer")
 
     reader.files_of = refuse
-    assert "is gone" in str(find_absence(folder, reader))
+    assert "is gone" in str(why_unavailable(folder, reader))
 
 
 async def test_an_inbox_that_vanishes_and_returns_is_watched_again(watch: Watch, outside: Path) -> None:

@@ -205,13 +205,13 @@ def test_a_gpu_that_is_left_out_for_its_memory_changes_no_dtype(
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("stations", [1, 2])
+@pytest.mark.parametrize("executors", [1, 2])
 async def test_a_worker_sees_only_its_mig_device(
-    stations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    executors: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CUDA shows a MIG device to a process in no other way."""
     monkeypatch.setattr(layout, "list_gpus", lambda: MIXED)
-    pipeline = {"devices": ["MIG 1g.10gb", "H100"], "workers_per_device": 1, "stations": stations}
+    pipeline = {"devices": ["MIG 1g.10gb", "H100"], "workers_per_device": 1, "stations": executors}
     place = Place(tmp_path, {"pipeline": pipeline})
     assert await list_visible(place) == ["GPU-0f2e-77aa", "GPU-2f2e-77aa", "MIG-0-3f2e-77aa"]
 

@@ -302,7 +302,7 @@ def test_the_stages_are_cut_where_the_dearest_run_is_cheapest() -> None:
 
 def test_further_devices_go_to_the_dearest_run_for_its_devices() -> None:
     """ocr costs 0.60 and the others 0.40 of an image's time. With a device for each of them the rate would be
-    that of one interpreter; with two runs there can be several stations."""
+    that of one interpreter; with two runs there can be several executors."""
     shares = {
         count: [
             len(set(segment.devices))
@@ -378,7 +378,7 @@ def test_explicit_segments_are_used_unchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "stations", "parts"),
+    ("devices", "executors", "parts"),
     [
         ("abab", 0, ["abab"]),
         ("abcabc", 0, ["aa", "bb", "cc"]),
@@ -389,9 +389,9 @@ def test_explicit_segments_are_used_unchanged() -> None:
         ("a", 0, ["a"]),
     ],
 )
-def test_the_workers_of_a_gpu_are_in_one_station(devices: str, stations: int, parts: list[str]) -> None:
+def test_the_workers_of_a_gpu_are_in_one_executor(devices: str, executors: int, parts: list[str]) -> None:
     placement = Placement((Segment(tuple(ORDER), tuple(devices)),), "")
-    shares = share_out(placement, stations)
+    shares = share_out(placement, executors)
     assert ["".join(devices[number] for number in part[0]) for part in shares] == parts
     assert sorted(number for part in shares for number in part[0]) == list(range(len(devices)))
 
@@ -399,17 +399,17 @@ def test_the_workers_of_a_gpu_are_in_one_station(devices: str, stations: int, pa
 OCR, REST = ("ocr",), ("yolo", "clip", "blip")
 
 
-def share_pipelined(ocr: str, rest: str, stations: int = 0) -> list[tuple[str, str]]:
-    """For each station, the devices of its workers."""
+def share_pipelined(ocr: str, rest: str, executors: int = 0) -> list[tuple[str, str]]:
+    """For each executor, the devices of its workers."""
     placement = Placement((Segment(OCR, tuple(ocr)), Segment(REST, tuple(rest))), "")
-    shares = share_out(placement, stations)
+    shares = share_out(placement, executors)
     for segment, devices in enumerate((ocr, rest)):
         assert sorted(n for part in shares for n in part[segment]) == list(range(len(devices)))
     return [("".join(ocr[n] for n in a), "".join(rest[n] for n in b)) for a, b in shares]
 
 
 @pytest.mark.parametrize(
-    ("ocr", "rest", "stations", "parts"),
+    ("ocr", "rest", "executors", "parts"),
     [
         ("a", "b", 0, [("a", "b")]),
         ("ab", "c", 0, [("ab", "c")]),
@@ -420,10 +420,10 @@ def share_pipelined(ocr: str, rest: str, stations: int = 0) -> list[tuple[str, s
         ("aabb", "ccdd", 0, [("aa", "cc"), ("bb", "dd")]),
         ("abcde", "fgh", 0, [("ad", "f"), ("be", "g"), ("c", "h")]),
         ("aa", "bb", 0, [("aa", "bb")]),  # a device's workers stay together
-        ("aa", "bb", 2, [("a", "b"), ("a", "b")]),  # unless more stations are asked for
+        ("aa", "bb", 2, [("a", "b"), ("a", "b")]),  # unless more executors are asked for
     ],
 )
-def test_each_station_of_a_pipelined_placement_has_devices_for_all_stages(
-    ocr: str, rest: str, stations: int, parts: list[tuple[str, str]]
+def test_each_executor_of_a_pipelined_placement_has_devices_for_all_stages(
+    ocr: str, rest: str, executors: int, parts: list[tuple[str, str]]
 ) -> None:
-    assert share_pipelined(ocr, rest, stations) == parts
+    assert share_pipelined(ocr, rest, executors) == parts

@@ -662,7 +662,7 @@ async def test_a_request_that_fails_affects_no_other_request_of_its_group(
 async def test_checksums_are_right_when_results_of_the_same_bytes_were_stored_first_and_then_undone(
     ledger: Ledger, commits: Commits
 ) -> None:
-    """A station computed checksums for its own results. At the first try the ledger had other results, at the second
+    """An executor computed checksums for its own results. At the first try the ledger had other results, at the second
     try none."""
     first, second = await admit(ledger, b"a.jpg", b"b.jpg")
     gate, tries, stored = Gate(commits), [], done(first, variant=3, data=b"same")

@@ -99,7 +99,7 @@ async def test_an_answer_is_stored_and_the_image_is_to_be_published_again(
 
 
 async def test_a_look_that_has_ended_does_not_end_again(ledger: Ledger, number: int) -> None:
-    """As when a station that was taken for lost reports it after all."""
+    """As when an executor that was taken for lost reports it after all."""
     [job] = await finish(ledger, b"a.jpg")
     assert await end(ledger, number, answer(job)) == {1}
     await ledger.mark_emitted([Placed(1)])

@@ -72,7 +72,7 @@ def store(connection: sqlite3.Connection, numbers: Iterable[int]) -> None:
 
 
 @pytest.mark.parametrize("make", [done, failed])
-def test_checksums_that_a_station_computed_are_those_of_the_rows(
+def test_checksums_that_an_executor_computed_are_those_of_the_rows(
     make: Callable[..., Ending], connection: sqlite3.Connection
 ) -> None:
     results = Results()

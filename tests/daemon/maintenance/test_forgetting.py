@@ -21,7 +21,7 @@ import pytest
 
 from daemon.config.sections import Inbox
 from daemon.core.jobs import Ending, Failure, File, Job, JobStatus, Placed, Version
-from daemon.inbox import absence, deleted
+from daemon.inbox import deleted, unavailable
 from daemon.inbox.watcher import Watcher
 from daemon.ledger import publications
 from daemon.ledger.ledger import Ledger
@@ -293,9 +293,9 @@ async def test_files_below_a_place_that_is_mounted_when_it_is_used_stay_while_it
     (site.inbox / "disk" / "b.txt").unlink()
     place = bytes(site.inbox / "disk")
     automatic, disk = Mount(place, b"autofs", b"0:50", b"/"), Mount(place, b"nfs4", b"0:51", b"/")
-    monkeypatch.setattr(absence, "list_mounts", lambda: [automatic])
+    monkeypatch.setattr(unavailable, "list_mounts", lambda: [automatic])
     assert (await site.forget()).hidden == 1
-    monkeypatch.setattr(absence, "list_mounts", lambda: [automatic, disk])
+    monkeypatch.setattr(unavailable, "list_mounts", lambda: [automatic, disk])
     assert (await site.forget()).deleted == 1
 
 
@@ -555,9 +555,7 @@ def test_the_daemon_forgets_them_and_its_counts_and_lists_say_so(tmp_path: Path)
     notes.unlink()
     place.configure({"upkeep": {"forget_days": 1}})
     with Daemon(place) as daemon:
-        status = daemon.wait_until(
-            lambda s: [chore["outcome"] for chore in s["upkeep"]] == ["done"], "upkeep"
-        )
+        status = daemon.wait_until(lambda s: [run["outcome"] for run in s["upkeep"]] == ["done"], "upkeep")
         assert status["upkeep"][0]["detail"] == "forgot skipped files: 1 deleted"
         assert daemon.status()["skipped"] == 1
         assert "notes.txt" not in place.command("list", "--status", "skipped").stdout

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from daemon.config.loading import parse
 from daemon.config.sections import Inbox
-from daemon.config.state import DIARY
+from daemon.config.state import UPKEEP
 from daemon.core.errors import ConfigError, LedgerDamaged
 from daemon.core.jobs import JobStatus
 from daemon.inbox.folder import open_folder
@@ -33,9 +33,9 @@ from daemon.maintenance.backups import back_up_into
 from daemon.maintenance.comparing import check_ledger
 from daemon.maintenance.forgetting import Forgotten
 from daemon.maintenance.schedule import Upkeep, is_quiet
-from daemon.monitoring.diary import read_diary
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import TASKS
+from daemon.monitoring.upkeep import read_upkeep
 from tests.daemon_process import PATIENCE, Daemon, Gate, Place, picture, until, wait_for
 from tests.makers import MODELS, make_file
 
@@ -198,8 +198,8 @@ async def test_a_run_forgets_skipped_files_each_time_unless_that_took_long(
     async def count(seconds: float) -> int:
         """How often it has been done after one more run a minute later, if the last time took so long."""
         clock.now += MINUTE
-        if chore := keeper._chores.get("forget"):
-            keeper._chores["forget"] = structs.replace(chore, seconds=seconds)
+        if run := keeper._last_runs.get("forget"):
+            keeper._last_runs["forget"] = structs.replace(run, seconds=seconds)
         await keeper.forget_at_end()
         return len(done)
 
@@ -245,12 +245,12 @@ async def test_a_later_daemon_shows_the_last_success(
 ) -> None:
     assert len(await do_all(open_upkeep(Clock()))) == 5
     later = open_upkeep(Clock())
-    assert [(chore.task, chore.outcome, chore.succeeded_at) for chore in later.chores()] == [
+    assert [(run.task, run.outcome, run.succeeded_at) for run in later.last_runs()] == [
         (task, "done", NIGHT) for task in LOCAL
     ]
     assert later._metrics.value("visiond_upkeep_last_success_timestamp_seconds", task="backup") == NIGHT
-    (tmp_path / "state" / DIARY).write_bytes(b"{torn")
-    assert read_diary(tmp_path / "state") == []
+    (tmp_path / "state" / UPKEEP).write_bytes(b"{torn")
+    assert read_upkeep(tmp_path / "state") == []
 
 
 async def test_every_failure_is_counted_from_zero(open_upkeep: Callable[..., Upkeep]) -> None:
@@ -433,8 +433,8 @@ async def test_making_the_file_smaller_stops_when_images_or_a_command_come(
         tasks.start_soon(ask, keeper)
         await anyio.wait_all_tasks_blocked()
         asked.set()
-    [chore] = [chore for chore in keeper.chores() if chore.task == "vacuum"]
-    assert (chore.outcome, chore.succeeded_at, keeper.failures()) == ("stopped", None, [])
+    [run] = [run for run in keeper.last_runs() if run.task == "vacuum"]
+    assert (run.outcome, run.succeeded_at, keeper.failures()) == ("stopped", None, [])
     assert ledger.path.stat().st_size == size
 
 
@@ -474,8 +474,8 @@ def test_the_daemon_does_what_is_due_and_its_status_and_readyz_say_how_that_ende
     place.drop("a.ppm", picture(1))
     with Daemon(place) as daemon:
         daemon.wait_idle(1)
-        status = daemon.wait_until(lambda s: all(chore["outcome"] for chore in s["upkeep"]), "upkeep")
-        assert [(chore["task"], chore["outcome"]) for chore in status["upkeep"]] == [
+        status = daemon.wait_until(lambda s: all(run["outcome"] for run in s["upkeep"]), "upkeep")
+        assert [(run["task"], run["outcome"]) for run in status["upkeep"]] == [
             ("verify", "done"),
             ("backup", "failed"),
             ("forget", "done"),

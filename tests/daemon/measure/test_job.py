@@ -28,11 +28,11 @@ def test_a_run_finds_no_results_and_compiled_kernels_only_when_warm(
 ) -> None:
     place = Place(tmp_path, "mini")
     for file in ("state/ledger.sqlite", "state/kernels/a.cubin", "results/a.jpg.json"):
-        (place.home / file).parent.mkdir(parents=True, exist_ok=True)
-        (place.home / file).touch()
+        (place.daemon_folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (place.daemon_folder / file).touch()
     place.prepare(tmp_path / "images", cold=cold)
-    assert [path.name for path in (place.home / "state").iterdir()] == left
-    assert not (place.home / "results").exists()
+    assert [path.name for path in (place.daemon_folder / "state").iterdir()] == left
+    assert not (place.daemon_folder / "results").exists()
 
 
 def test_weights_are_named_as_in_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What the threads of the workers wait for, by what the stations say."""
+"""What the threads of the workers wait for, by what the executors say."""
 
 from __future__ import annotations
 
@@ -13,38 +13,43 @@ import pytest
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.moments import Limits, Load, find_waits
 from daemon.monitoring.processes import CpuTimes
-from daemon.monitoring.snapshot import GpuState, LaneState, StationState, WorkerState
+from daemon.monitoring.snapshot import BatcherState, ExecutorState, GpuState, WorkerState
 from daemon.system.gpus import Gpu
 
 
-def lane(name: str = "ocr", queued: int = 0, busy: int = 0, state: str = "ready") -> LaneState:
+def batcher(name: str = "ocr", queued: int = 0, busy: int = 0, state: str = "ready") -> BatcherState:
     """A segment with one worker of four threads."""
     worker = WorkerState(f"{name}/0", "cpu", state, 0, "", threads=4, busy=busy)
-    return LaneState(name, queued, [worker], batch_size=8)
+    return BatcherState(name, queued, [worker], batch_size=8)
 
 
-def station(*lanes: LaneState, **more: Any) -> StationState:
-    return StationState(lanes=list(lanes), slab_used=0, slab_size=1, progressed_at=0.0, **more)
+def executor(*batchers: BatcherState, **more: Any) -> ExecutorState:
+    return ExecutorState(batchers=list(batchers), slab_used=0, slab_size=1, progressed_at=0.0, **more)
 
 
 @pytest.mark.parametrize(
     ("states", "has_files", "occupied", "waiting"),
     [
-        ([station(lane(busy=1))], False, 0.25, {"input": 0.75}),
-        ([station(lane(busy=1))], True, 0.25, {"read": 0.75}),
-        ([station(lane(busy=1), waits_for_room=True)], True, 0.25, {}),
-        ([station(lane(busy=1, queued=9))], True, 0.25, {"publish": 0.75}),
-        ([station(lane(), is_backed_up=True)], True, 0.0, {"publish": 1.0}),
-        ([station(lane(busy=4))], False, 1.0, {"input": 0.0}),
-        ([station(lane(state="loading"))], False, None, {"input": 0.0}),
-        ([station(lane(busy=4)), station(lane(busy=2))], True, 0.75, {"read": 0.25}),
-        ([station(lane("a", busy=1, queued=9), lane("b", busy=4))], True, 1.0, {}),
-        ([station(lane("a", busy=3), lane("b", busy=1))], False, 0.75, {"input": 0.25}),
-        ([station(lane("a", busy=1), lane("b", queued=9))], False, 0.25, {"input": 0.75, "publish": 1.0}),
+        ([executor(batcher(busy=1))], False, 0.25, {"input": 0.75}),
+        ([executor(batcher(busy=1))], True, 0.25, {"read": 0.75}),
+        ([executor(batcher(busy=1), waits_for_room=True)], True, 0.25, {}),
+        ([executor(batcher(busy=1, queued=9))], True, 0.25, {"publish": 0.75}),
+        ([executor(batcher(), is_backed_up=True)], True, 0.0, {"publish": 1.0}),
+        ([executor(batcher(busy=4))], False, 1.0, {"input": 0.0}),
+        ([executor(batcher(state="loading"))], False, None, {"input": 0.0}),
+        ([executor(batcher(busy=4)), executor(batcher(busy=2))], True, 0.75, {"read": 0.25}),
+        ([executor(batcher("a", busy=1, queued=9), batcher("b", busy=4))], True, 1.0, {}),
+        ([executor(batcher("a", busy=3), batcher("b", busy=1))], False, 0.75, {"input": 0.25}),
+        (
+            [executor(batcher("a", busy=1), batcher("b", queued=9))],
+            False,
+            0.25,
+            {"input": 0.75, "publish": 1.0},
+        ),
     ],
 )
 def test_what_free_threads_wait_for(
-    states: list[StationState], has_files: bool, occupied: float | None, waiting: dict[str, float]
+    states: list[ExecutorState], has_files: bool, occupied: float | None, waiting: dict[str, float]
 ) -> None:
     assert find_waits(states, has_files=has_files) == (occupied, waiting)
 
@@ -54,7 +59,7 @@ def test_only_the_gpus_of_the_workers_count() -> None:
     gpus = [GpuState(f"cuda:{n}", "card", 0, 0, busy) for n, busy in enumerate((0.99, 0.4, 0.6, 0.98))]
     limits = Limits()
     load = Load({}, 0, gpus)
-    limits.add([station(LaneState("ocr", 0, [worker]))], load, ended=0, in_flight=4, has_files=False)
+    limits.add([executor(BatcherState("ocr", 0, [worker]))], load, ended=0, in_flight=4, has_files=False)
     assert limits.last
     assert limits.last.gpu_busy == pytest.approx(0.5)
 
@@ -65,7 +70,7 @@ def test_nothing_limits_while_no_worker_is_ready_or_the_daemon_is_paused(last: d
     is_paused = last.pop("is_paused", False)
     for number, state in enumerate([{}, {}, {}, last, {}]):
         limits.add(
-            [station(lane(busy=4, **state))],
+            [executor(batcher(busy=4, **state))],
             Load({}, 0, []),
             ended=number + 1,
             in_flight=4,

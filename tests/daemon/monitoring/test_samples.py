@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from daemon.monitoring.samples import Sum, add, read_samples
 
 
-class Station:
+class Executor:
     """The metrics of one process."""
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Station:
         self.memory.labels(f"{memory}").set(memory)
 
 
-def values(daemon: Station, total: Sum) -> dict[str, float]:
+def values(daemon: Executor, total: Sum) -> dict[str, float]:
     return {
         " ".join([sample.name, *sample.labels.values()]): sample.value
         for family in add(daemon.registry.collect(), total.total())
@@ -29,13 +29,13 @@ def values(daemon: Station, total: Sum) -> dict[str, float]:
     }
 
 
-def test_the_work_of_all_stations_is_added_up_and_what_a_lost_one_counted_stays() -> None:
-    daemon, first, second, total = Station(), Station(), Station(), Sum()
+def test_the_work_of_all_executors_is_added_up_and_what_a_lost_one_counted_stays() -> None:
+    daemon, first, second, total = Executor(), Executor(), Executor(), Sum()
     daemon.images.labels("ocr")
     first.work(3, 10)
     second.work(4, 20)
-    for station in (first, second):
-        total.take(station, read_samples([station.images, station.seconds, station.memory]))
+    for executor in (first, second):
+        total.take(executor, read_samples([executor.images, executor.seconds, executor.memory]))
     seen = values(daemon, total)
     assert (seen["images_total ocr"], seen["seconds_bucket 1.0"], seen["seconds_count"]) == (7, 2, 2)
     assert (seen["memory 10"], seen["memory 20"]) == (10, 20)

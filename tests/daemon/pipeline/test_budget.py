@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from daemon.pipeline.desk import Budget
+from daemon.pipeline.look_coordinator import Budget
 
 
 def test_a_rate_allows_that_many_images_in_a_second() -> None:

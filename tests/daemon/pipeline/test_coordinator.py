@@ -19,7 +19,7 @@ from daemon.core.jobs import Failure, Job, Read
 from daemon.inbox import disk
 from daemon.ledger.ledger import Ledger
 from daemon.monitoring.metrics import Metrics
-from daemon.pipeline import schedule, station
+from daemon.pipeline import executor, schedule
 from daemon.pipeline.coordinator import Pipeline
 from daemon.results import publisher
 from daemon.results.judge import Judge
@@ -65,7 +65,7 @@ def test_the_inbox_of_the_highest_priority_is_served_first(
     lend_when: Callable[[Callable[[Pool], object]], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("daemon.workers.lane.QUEUE_IMAGES", 4)
+    monkeypatch.setattr("daemon.workers.batcher.QUEUE_IMAGES", 4)
     inboxes = [{"name": "low", "settle_seconds": 0}, {"name": "high", "priority": 5, "settle_seconds": 0}]
     stages = {name: {"batch_size": 4} for name in STAGES}
     place = Place(tmp_path, {"inbox": inboxes, "pipeline": {"threads_per_worker": 1}, "stages": stages})
@@ -238,7 +238,7 @@ def test_when_file_descriptors_run_out_the_pipeline_waits_and_nothing_fails(
 
     for module, name in (
         (disk.FolderOrigin, "read"),
-        (station, "publish_records"),
+        (executor, "publish_records"),
         (publisher, "sync_folders"),
     ):
         monkeypatch.setattr(module, name, short_at_first(getattr(module, name)))
@@ -256,7 +256,7 @@ def published(folder: Path) -> list[str]:
 async def run_nothing(coordinator: Pipeline) -> None: ...
 
 
-STATION = SimpleNamespace(run=run_nothing, drain=lambda **_: None)
+EXECUTOR = SimpleNamespace(run=run_nothing, drain=lambda **_: None)
 
 
 def make_coordinator(ledger: Ledger, folder: Path) -> Pipeline:
@@ -264,11 +264,11 @@ def make_coordinator(ledger: Ledger, folder: Path) -> Pipeline:
         await anyio.sleep_forever()
 
     watcher: Any = SimpleNamespace(answering=lambda: {1}, run=watch)
-    station: Any = STATION
+    executor: Any = EXECUTOR
     return Pipeline(
         ledger=ledger,
         watcher=watcher,
-        stations=[station],
+        executors=[executor],
         judge=Judge(Thresholds()),
         destinations={1: open_destination(folder)},
         metrics=Metrics(),
@@ -276,14 +276,14 @@ def make_coordinator(ledger: Ledger, folder: Path) -> Pipeline:
 
 
 async def next_jobs(coordinator: Pipeline) -> list[Job]:
-    return await coordinator.next_jobs(STATION)
+    return await coordinator.next_jobs(EXECUTOR)
 
 
 @pytest.mark.anyio
-async def test_a_version_waits_while_another_one_of_its_file_is_with_a_station(
+async def test_a_version_waits_while_another_one_of_its_file_is_with_an_executor(
     ledger: Ledger, tmp_path: Path
 ) -> None:
-    """Otherwise two stations might publish the earlier one last."""
+    """Otherwise two executors might publish the earlier one last."""
     coordinator = make_coordinator(ledger, tmp_path)
     await coordinator.admit([make_file(b"a.jpg", mtime_ns=1)])
     [first] = await next_jobs(coordinator)
@@ -296,7 +296,7 @@ async def test_a_version_waits_while_another_one_of_its_file_is_with_a_station(
 
 
 @pytest.mark.anyio
-async def test_what_a_lost_station_has_committed_is_published_before_a_later_version_is_handed_out(
+async def test_what_a_lost_executor_has_committed_is_published_before_a_later_version_is_handed_out(
     ledger: Ledger, tmp_path: Path
 ) -> None:
     coordinator, handed_out = make_coordinator(ledger, tmp_path), []
@@ -312,17 +312,17 @@ async def test_what_a_lost_station_has_committed_is_published_before_a_later_ver
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(take_next)
         await anyio.wait_all_tasks_blocked()
-        coordinator.lose(STATION)
+        coordinator.lose(EXECUTOR)
     assert [job.version.mtime_ns for job in handed_out] == [2]
     assert coordinator.metrics.counts.ended.total() == 1
 
 
 @pytest.mark.anyio
-async def test_the_jobs_of_a_lost_station_are_handed_out_again(ledger: Ledger, tmp_path: Path) -> None:
+async def test_the_jobs_of_a_lost_executor_are_handed_out_again(ledger: Ledger, tmp_path: Path) -> None:
     coordinator = make_coordinator(ledger, tmp_path)
     await coordinator.admit([make_file(b"a.jpg"), make_file(b"b.jpg")])
     jobs = await next_jobs(coordinator)
-    coordinator.lose(STATION)
+    coordinator.lose(EXECUTOR)
     with anyio.fail_after(PATIENCE):
         assert [job.path for job in await next_jobs(coordinator)] == [job.path for job in jobs]
 
@@ -381,7 +381,7 @@ async def test_a_run_does_not_end_without_an_image_that_was_passed_over_and_is_d
 
 
 @pytest.mark.anyio
-async def test_a_bin_that_one_station_has_filled_is_known_to_all(ledger: Ledger, tmp_path: Path) -> None:
+async def test_a_bin_that_one_executor_has_filled_is_known_to_all(ledger: Ledger, tmp_path: Path) -> None:
     coordinator = make_coordinator(ledger, tmp_path)
     await coordinator.admit([make_file(b"a.jpg")])
     [job] = await next_jobs(coordinator)
@@ -391,14 +391,14 @@ async def test_a_bin_that_one_station_has_filled_is_known_to_all(ledger: Ledger,
 
 
 @pytest.mark.anyio
-async def test_what_a_lost_station_has_committed_is_published_before_a_stop(
+async def test_what_a_lost_executor_has_committed_is_published_before_a_stop(
     ledger: Ledger, tmp_path: Path
 ) -> None:
     coordinator = make_coordinator(ledger, tmp_path)
     await coordinator.admit([make_file(b"a.jpg")])
     [job] = await next_jobs(coordinator)
     await coordinator.end([done(job)])
-    coordinator.lose(STATION)
+    coordinator.lose(EXECUTOR)
     assert coordinator.in_flight == 1
     coordinator.drain()
     with anyio.fail_after(PATIENCE):

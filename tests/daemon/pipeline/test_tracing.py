@@ -94,12 +94,12 @@ def children(spans: list[Span], parent: Span) -> list[Span]:
     return sorted(found, key=lambda span: (span.begin, span.end))
 
 
-@pytest.mark.parametrize("stations", [1, 2])
-def test_a_trace_shows_an_image_from_the_wait_to_the_publication(tmp_path: Path, stations: int) -> None:
+@pytest.mark.parametrize("executors", [1, 2])
+def test_a_trace_shows_an_image_from_the_wait_to_the_publication(tmp_path: Path, executors: int) -> None:
     with Receiver().serving() as receiver:
         traces = {"sample": 1.0, "endpoint": receiver.address}
         slow = {"ocr": {"options": {"latency_seconds": 0.05}}}
-        pipeline = {"stations": stations, "workers_per_device": stations}
+        pipeline = {"stations": executors, "workers_per_device": executors}
         place = Place(tmp_path, {"traces": traces, "stages": slow, "pipeline": pipeline})
         place.drop_many(range(3))
         place.drop("broken.jpg", b"no picture")
@@ -119,7 +119,7 @@ def test_a_trace_shows_an_image_from_the_wait_to_the_publication(tmp_path: Path,
         assert begun - 5e9 < image.begin
         assert image.end == ends[-1] <= time.time_ns()
         assert image.resource["service.name"] == "visiond"
-        assert image.resource.get("visiond.station", "").startswith("station" * (stations > 1))
+        assert image.resource.get("visiond.executor", "").startswith("executor" * (executors > 1))
     ran = [image for image in images if "visiond.reused" not in image.attributes]
     good = [image for image in ran if image.attributes["visiond.outcome"] == "done"]
     assert len(good) >= 3  # the copy may have come later than the first, or not

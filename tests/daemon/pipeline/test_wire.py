@@ -39,7 +39,7 @@ async def pass_on(message: Any) -> bytes:
 @pytest.mark.anyio
 async def test_a_name_that_is_not_utf_8_passes_with_backslashes() -> None:
     ending = failed(make_job(path=b"\xff.jpg"), Reason.RULE, "no bin for \udcff.jpg")
-    message = wire.decode_from_station(await pass_on(End(1, [ending])))
+    message = wire.decode_from_executor(await pass_on(End(1, [ending])))
     assert isinstance(message, End)
     [other] = message.endings
     assert other.failure == Failure(Reason.RULE, "no bin for \\udcff.jpg")

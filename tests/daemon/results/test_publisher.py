@@ -50,7 +50,7 @@ async def end(ledger: Ledger, file: Path, data: bytes) -> Job:
 
 
 def publish(publisher: Publisher, destinations: Mapping[int, Destination], record: Record) -> Publication:
-    """As a station does."""
+    """As an executor does."""
     publication = publish_records([record], destinations)
     publisher.note(publication)
     return publication

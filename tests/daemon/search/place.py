@@ -28,7 +28,7 @@ class Place:
     """A state folder with a ledger and its search."""
 
     def __init__(self, state: Path, spec: StageSpec | None = None, least: float = 0.0) -> None:
-        """spec: of the stage whose text tower compares sentences. least: probability."""
+        """spec: of the stage whose text encoder compares sentences. least: probability."""
         self.state = state
         self.ledger = Ledger(state / "ledger.sqlite")
         self._run(self.ledger.register([(Path("/srv/inbox"), 0)], MODELS))

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from daemon.cli.commands import app
 from daemon.config.loading import parse as parse_config
 from daemon.search.child import Comparer
+from daemon.search.encoder import Answer, Ask, EncoderProcess
 from daemon.search.opening import make_searcher
 from daemon.search.query import parse
 from daemon.search.searcher import UNCUT, By, Found, Hit, Searcher
-from daemon.search.tower import Answer, Ask, Tower
 from stages.clip.descriptor import Clip
 from stages.contract.base import Image, StageSpec
 from stages.registry.registry import build
@@ -83,25 +83,29 @@ def known(spec: StageSpec, images: list[Image]) -> list[float]:
     return stock_probabilities(spec.files["model"], images)
 
 
-class TowerHere(Tower):
+class EncoderHere(EncoderProcess):
     """Does in this process what the child does."""
 
     def __init__(self, spec: StageSpec) -> None:
         super().__init__(spec)
         self._comparer = Comparer(spec)
 
-    def _exchange(self, question: Ask) -> Answer:
+    def _ask_child(self, question: Ask) -> Answer:
         return self._comparer.answer(question)
 
 
 @contextmanager
 def filled(
-    state: Path, spec: StageSpec, images: list[Image], least: float, tower: type[Tower] = TowerHere
+    state: Path,
+    spec: StageSpec,
+    images: list[Image],
+    least: float,
+    encoder: type[EncoderProcess] = EncoderHere,
 ) -> Iterator[Place]:
     """A search of these images, with the fingerprint by which the place's ledger knows the embeddings."""
     spec = msgspec.structs.replace(spec, fingerprint="clip-1")
     with closing(Place(state, spec, least)) as place:
-        place.search._tower = tower(spec)
+        place.search._encoder = encoder(spec)
         for number, answer in enumerate(embed(spec, images)):
             place.add(f"{number}.jpg", f"number{number}", clip=msgspec.to_builtins(answer))
         place.search.catch_up()
@@ -115,9 +119,9 @@ def place(
     """The least probability is between those of the third and the fourth image."""
     third, fourth = sorted(known)[-3], sorted(known)[-4]
     assert third > 1.1 * fourth, "they must differ"
-    tower = Tower if spec.files["model"].endswith("siglip2") else TowerHere
+    encoder = EncoderProcess if spec.files["model"].endswith("siglip2") else EncoderHere
     least = (third * fourth) ** 0.5
-    with filled(tmp_path_factory.mktemp("state"), spec, images, least, tower) as opened:
+    with filled(tmp_path_factory.mktemp("state"), spec, images, least, encoder) as opened:
         yield opened
 
 

@@ -171,7 +171,7 @@ def test_an_older_ledger_is_refused_with_what_to_do(place: Place) -> None:
         check_ledger(place.reader)
 
 
-def test_without_a_text_tower_the_words_alone_answer_and_say_so(place: Place) -> None:
+def test_without_a_text_encoder_the_words_alone_answer_and_say_so(place: Place) -> None:
     place.add("a.jpg", "word")
     place.search.catch_up()
     found = place.search.best(parse("word"))

@@ -1,4 +1,4 @@
-"""The search by meaning, with the text tower of the mini pack in its real process."""
+"""The search by meaning, with the text encoder of the mini pack in its real process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import torch
 
 from daemon.core.errors import SearchUnusable
 from daemon.search import searcher
+from daemon.search.encoder import EncoderProcess
 from daemon.search.index import SQL
 from daemon.search.query import parse
 from daemon.search.searcher import By, Hit
-from daemon.search.tower import Tower
 from stages.clip.descriptor import TOWERS
-from stages.clip.embeddings import TextTower
+from stages.clip.embeddings import TextEncoder
 from stages.contract.base import StageSpec
 from stages.pretrained.checkpoints import load_known
 from stages.weights.packs import MINI
@@ -36,8 +36,8 @@ SENTENCES = ("a red circle", "a page of text", "two blue squares")
 def embedded() -> list[Any]:
     """The sentences' own embeddings, as if they were those of three images."""
     with torch.inference_mode():
-        tower = TextTower(load_known(TOWERS, str(MODEL), torch.float32, "cpu"), str(MODEL))
-        vectors = tower.embed_texts(SENTENCES)
+        encoder = TextEncoder(load_known(TOWERS, str(MODEL), torch.float32, "cpu"), str(MODEL))
+        vectors = encoder.embed_texts(SENTENCES)
     encoded = [base64.b64encode(each.numpy().astype("<f2").tobytes()).decode() for each in vectors]
     return [{"dim": vectors.shape[1], "dtype": "float16", "base64": each} for each in encoded]
 
@@ -68,11 +68,11 @@ def place(tmp_path_factory: pytest.TempPathFactory, embedded: list[Any], spec: S
 
 
 def test_a_process_that_was_killed_is_started_again(place: Place) -> None:
-    tower = place.search._tower
-    assert tower is not None
+    encoder = place.search._encoder
+    assert encoder is not None
     assert place.search.like(1).hits
-    assert tower._child is not None
-    os.kill(tower._child.pid, signal.SIGKILL)
+    assert encoder._child is not None
+    os.kill(encoder._child.pid, signal.SIGKILL)
     assert place.search.like(1).hits
 
 
@@ -135,14 +135,14 @@ def test_each_image_says_how_it_was_found_and_what_both_ways_have_found_comes_fi
 def changing(tmp_path: Path, embedded: list[Any], place: Place, spec: StageSpec) -> Iterator[Place]:
     """A state folder of its own, which is changed. The process with the model is that of the others."""
     with closing(Place(tmp_path, spec)) as opened:
-        assert opened.search._tower
-        opened.search._tower.close()
-        opened.search._tower = place.search._tower
+        assert opened.search._encoder
+        opened.search._encoder.close()
+        opened.search._encoder = place.search._encoder
         for number, embedding in enumerate(embedded):
             opened.add(f"{number}.jpg", f"number{number}", clip={"embedding": embedding, "tags": []})
         opened.search.catch_up()
         yield opened
-        opened.search._tower = None
+        opened.search._encoder = None
 
 
 def test_images_that_were_redone_do_not_hide_others_that_fit(
@@ -189,7 +189,7 @@ def test_words_are_looked_for_while_the_process_looks_for_the_meaning(
         return wait_and_work
 
     monkeypatch.setattr(place.search.index, "best", meeting(place.search.index.best))
-    monkeypatch.setattr(Tower, "ask", meeting(Tower.ask))
+    monkeypatch.setattr(EncoderProcess, "ask", meeting(EncoderProcess.ask))
     assert place.search.best(parse(SENTENCES[0])).hits[0].image == 1
 
 

@@ -330,7 +330,7 @@ def test_a_store_that_does_not_answer_holds_up_no_other_inbox(
 
     proxy.fault = hang
     with Daemon(
-        place, environment=proxy.environment | with_pauses({"daemon.pipeline.station.SILENT_SECONDS": 0.5})
+        place, environment=proxy.environment | with_pauses({"daemon.pipeline.executor.SILENT_SECONDS": 0.5})
     ) as daemon:
         daemon.wait_until(
             lambda status: status["pending"] == len(objects) and status["obstacles"], "the outage"

@@ -132,7 +132,7 @@ def test_workers_share_the_cores_that_they_may_use() -> None:
     assert Cores(16).share("cuda:0", ["cuda:0"] * 5) == 3.2
 
 
-def test_a_station_is_bound_if_all_its_devices_are_near_the_same_cores() -> None:
+def test_an_executor_is_bound_if_all_its_devices_are_near_the_same_cores() -> None:
     known = Cores(8, {"cuda:0": [0, 1], "cuda:1": [0, 1], "cuda:2": [2, 3]})
     assert known.common(["cuda:0", "cuda:1"]) == [0, 1]
     assert known.common(["cuda:0", "cuda:2"]) == []
@@ -169,7 +169,7 @@ def test_all_threads_of_a_process_are_bound_but_never_to_nothing(cores: str, kep
 
 @pytest.fixture
 def bound() -> Iterator[None]:
-    """A daemon with one station binds its own process, here that of the tests."""
+    """A daemon with one executor binds its own process, here that of the tests."""
     yield
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(ProcessLookupError):  # a thread may have ended since listdir
@@ -220,8 +220,8 @@ def observe() -> dict[str, list[int]]:
             entry for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if b"VISIBLE" in entry
         )
         seen[f"worker/{device.decode()[-1]}"] = cores_of(pid)
-    stations = [cores_of(pid) for pid in running("daemon.pipeline.child", processes)]
-    return seen | {"stations": [core for held in sorted(stations) for core in held]}
+    executors = [cores_of(pid) for pid in running("daemon.pipeline.child", processes)]
+    return seen | {"stations": [core for held in sorted(executors) for core in held]}
 
 
 def cores_of(pid: int) -> list[int]:

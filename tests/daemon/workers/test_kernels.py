@@ -323,7 +323,7 @@ async def test_if_nothing_is_missing_no_process_is_started(
     assert await compile_and_log(tmp_path, WANTS[:1], capsys) == ""
 
 
-class Station:
+class Executor:
     """Notes whether kernels were being compiled when its workers were started."""
 
     def __init__(self, folder: Path) -> None:
@@ -340,16 +340,16 @@ async def test_the_daemon_compiles_before_it_starts_workers_and_while_they_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(monkeypatch, SLEEPING)
-    service, station = Service(parse({}, tmp_path)), Station(tmp_path / "state" / KERNELS)
+    service, executor = Service(parse({}, tmp_path)), Executor(tmp_path / "state" / KERNELS)
     placement = SimpleNamespace(segments=[Segment(("ocr",), ("cuda:0",))])
     layout: Any = SimpleNamespace(placement=placement, specs=SPECS, gpus=pretend_gpus("9.0"))
-    pipeline: Any = SimpleNamespace(looks=[], stations=[station], states=lambda: [])
+    pipeline: Any = SimpleNamespace(looks=[], executors=[executor], states=lambda: [])
     service._layouts = [layout]
     async with anyio.create_task_group() as tasks:
         await service._load_models(tasks, pipeline)
         tasks.cancel_scope.cancel()
-    assert station.compiling
-    assert try_lock(station.folder) is not None  # ended with the daemon
+    assert executor.compiling
+    assert try_lock(executor.folder) is not None  # ended with the daemon
 
 
 # The real process

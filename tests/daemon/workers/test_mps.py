@@ -32,9 +32,9 @@ from daemon.service.lifecycle import Service, run_service
 from daemon.system.gpus import Gpu
 from daemon.workers import mps
 from daemon.workers.mps import PIPES, MpsServer, is_installed
-from daemon.workers.opening import open_lanes
+from daemon.workers.opening import open_batchers
 from daemon.workers.pool import Pool
-from daemon.workers.seat import Seat
+from daemon.workers.slot import Slot
 from daemon.workers.worker import Worker
 from stages.contract.base import Limits
 from tests.daemon.workers.test_room import Card, count_published, running, states_of, workers_of
@@ -177,8 +177,8 @@ def test_only_several_workers_of_a_gpu_share_it_and_only_where_that_is_wanted(
     monkeypatch.setattr(layout, "list_gpus", lambda: GPUS)
     made = Layout.of(parse(Place(tmp_path, {"pipeline": pipeline}).settings, tmp_path))
     with contextlib.closing(Slab(1 << 20)) as slab:
-        [lane] = open_lanes(made, slab, Metrics())
-    assert [seat.device for seat in lane.pool.seats if seat.server] == servers * 2
+        [batcher] = open_batchers(made, slab, Metrics())
+    assert [slot.device for slot in batcher.pool.slots if slot.server] == servers * 2
 
 
 def test_after_a_daemon_is_killed_its_server_ends_and_the_next_start_removes_the_servers_folder(
@@ -262,13 +262,13 @@ async def test_workers_that_shared_a_gpu_with_a_lost_one_restart_without_sharing
 ) -> None:
     setup = Setup("w", "cpu", [], slab_bytes=0, threads=1, decoders=1, limits=Limits(), cascade=None)
     server = MpsServer("GPU-1")
-    seats = [Seat(setup, "cuda:0", {}, server) for _ in range(3)]
+    slots = [Slot(setup, "cuda:0", {}, server) for _ in range(3)]
     metrics = Metrics()
     with contextlib.closing(Slab(1 << 20)) as slab:
-        pool = Pool("w", seats, slab.fd, PipelineSection(), metrics)
+        pool = Pool("w", slots, slab.fd, PipelineSection(), metrics)
         async with anyio.create_task_group() as tasks:
             await tasks.start(pool.run)
-            workers = [seat.worker for seat in seats if seat.worker]
+            workers = [slot.worker for slot in slots if slot.worker]
             assert (
                 [mps_of(worker) for worker in workers]
                 == [state.shared for state in pool.health()]
@@ -288,11 +288,11 @@ async def test_workers_that_shared_a_gpu_with_a_lost_one_restart_without_sharing
                     batches.start_soon(lose, worker)
                 await anyio.lowlevel.checkpoint()
                 os.kill(workers[0].process.pid, signal.SIGKILL)
-            await until(lambda: all(seat.healthy and seat.worker not in workers for seat in seats))
-            assert [mps_of(seat.worker) for seat in seats if seat.worker] == [False] * 3
+            await until(lambda: all(slot.healthy and slot.worker not in workers for slot in slots))
+            assert [mps_of(slot.worker) for slot in slots if slot.worker] == [False] * 3
             assert not any(state.shared for state in pool.health())
             assert not is_alive(control)
-            assert [(seat.quick_deaths, seat.lone_deaths) for seat in seats] == [(0, 0)] * 3
+            assert [(slot.quick_deaths, slot.lone_deaths) for slot in slots] == [(0, 0)] * 3
             for reason, count in (("died", 1), ("sharing", 2)):
                 assert metrics.value("visiond_worker_restarts_total", device="cuda:0", reason=reason) == count
             tasks.cancel_scope.cancel()

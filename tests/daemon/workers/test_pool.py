@@ -20,7 +20,7 @@ from daemon.core.slab import Slab
 from daemon.monitoring.metrics import Metrics
 from daemon.workers import pool
 from daemon.workers.pool import Pool
-from daemon.workers.seat import QUICK_DEATHS, Seat
+from daemon.workers.slot import QUICK_DEATHS, Slot
 from stages.contract.base import Limits
 from tests.daemon_process import PATIENCE, until
 
@@ -36,21 +36,21 @@ line.recv(1)
 
 
 @contextlib.asynccontextmanager
-async def running() -> AsyncIterator[Seat]:
-    """The seat of a pool, which starts the program in sys.executable."""
+async def running() -> AsyncIterator[Slot]:
+    """The slot of a pool, which starts the program in sys.executable."""
     async with working() as pool:
-        yield pool.seats[0]
+        yield pool.slots[0]
 
 
 @contextlib.asynccontextmanager
 async def working(ended: anyio.Event | None = None) -> AsyncIterator[Pool]:
     """ended: set when the pool ends."""
     setup = Setup("w/0", "cpu", [], slab_bytes=0, threads=1, decoders=1, limits=Limits(), cascade=None)
-    seat = Seat(setup, "cpu", {})
+    slot = Slot(setup, "cpu", {})
     with contextlib.closing(Slab(1 << 20)) as slab:
         async with anyio.create_task_group() as tasks:
             settings = PipelineSection(load_timeout_seconds=10 * PATIENCE, batch_timeout_seconds=PATIENCE)
-            workers = Pool("w", [seat], slab.fd, settings, Metrics())
+            workers = Pool("w", [slot], slab.fd, settings, Metrics())
 
             async def work() -> None:
                 await workers.run()
@@ -75,11 +75,11 @@ async def test_a_worker_that_cannot_be_started_is_tried_again_for_ever(
         failures += capsys.readouterr().out
         return failures.count("worker cannot be started") > 2 * QUICK_DEATHS
 
-    async with running() as seat:
+    async with running() as slot:
         await until(many)
-        assert seat.last_cause == "it cannot be started: No such file or directory"
+        assert slot.last_cause == "it cannot be started: No such file or directory"
         monkeypatch.setattr(sys, "executable", python)
-        await until(lambda: seat.state == "ready")
+        await until(lambda: slot.state == "ready")
 
 
 async def test_a_message_that_is_too_long_ends_the_worker_and_uses_no_memory(
@@ -89,8 +89,8 @@ async def test_a_message_that_is_too_long_ends_the_worker_and_uses_no_memory(
     babbler.write_text(BABBLER.format(python=sys.executable))
     babbler.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(babbler))
-    async with running() as seat:
-        await until(lambda: seat.last_cause == f"it sent an invalid message: a message of {1 << 31} bytes")
+    async with running() as slot:
+        await until(lambda: slot.last_cause == f"it sent an invalid message: a message of {1 << 31} bytes")
 
 
 async def test_a_worker_that_is_not_heard_is_silent_until_it_is_heard_again(
@@ -100,25 +100,25 @@ async def test_a_worker_that_is_not_heard_is_silent_until_it_is_heard_again(
         await until(lambda: place.describe().state == "ready")
         assert place.worker
         os.kill(place.worker.process.pid, signal.SIGSTOP)
-        monkeypatch.setattr("daemon.workers.seat.SILENCE_SECONDS", 1.5)
+        monkeypatch.setattr("daemon.workers.slot.SILENCE_SECONDS", 1.5)
         await until(lambda: place.describe().state == "silent")
         os.kill(place.worker.process.pid, signal.SIGCONT)
         await until(lambda: place.describe().state == "ready")
 
 
-async def test_a_seat_is_not_closed_though_others_kill_its_worker_again_and_again_while_there_is_no_work(
+async def test_a_slot_is_not_closed_though_others_kill_its_worker_again_and_again_while_there_is_no_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("daemon.workers.worker.OLD_SECONDS", 0.0)
-    async with running() as seat:
+    async with running() as slot:
         for _ in range(QUICK_DEATHS + 1):
-            await until(lambda: seat.state == "ready")
-            worker = seat.worker
+            await until(lambda: slot.state == "ready")
+            worker = slot.worker
             assert worker
             os.kill(worker.process.pid, signal.SIGKILL)
-            await until(lambda worker=worker: seat.worker is not worker)
-        assert seat.last_cause == "killed by SIGKILL"
-        assert not seat.quick_deaths
+            await until(lambda worker=worker: slot.worker is not worker)
+        assert slot.last_cause == "killed by SIGKILL"
+        assert not slot.quick_deaths
 
 
 LEAVER = """#!{python}
@@ -161,9 +161,9 @@ async def test_a_pool_that_is_stopped_waits_for_no_worker_that_is_not_ready(
     ended = anyio.Event()
     async with working(ended) as workers:
         if state == "loading":
-            await until(lambda: workers.seats[0].worker is not None)
+            await until(lambda: workers.slots[0].worker is not None)
         elif state == "waiting":
-            await until(lambda: workers.seats[0].state == "waiting")
+            await until(lambda: workers.slots[0].state == "waiting")
         workers.stop()
         with anyio.fail_after(PATIENCE):
             await ended.wait()

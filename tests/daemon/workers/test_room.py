@@ -32,14 +32,14 @@ from daemon.layout.placement import CONTEXT_BYTES
 from daemon.monitoring import machine
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import WorkerState
-from daemon.pipeline.station import Station
+from daemon.pipeline.executor import Executor
 from daemon.service.lifecycle import Service, run_service
 from daemon.system import gpus
 from daemon.system.gpus import Gpu
-from daemon.workers import lane, opening, pool, seat
-from daemon.workers.opening import open_lanes
+from daemon.workers import batcher, opening, pool, slot
+from daemon.workers.opening import open_batchers
 from daemon.workers.pool import Pool
-from daemon.workers.seat import QUICK_DEATHS, Room, Seat, need_for
+from daemon.workers.slot import QUICK_DEATHS, Room, Slot, need_for
 from stages.contract.base import Limits
 from stages.registry.fake import FAKE_CONTEXT, count_used
 from tests.daemon_process import Place, counts_of, picture, until
@@ -81,7 +81,7 @@ def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Card:
         monkeypatch.setattr(looking, "list_gpus", made.list)
     for module, changes in (
         (pool, {"FRESH_SECONDS": 0.05, "REST_SECONDS": 0.1, "LONGEST_REST_SECONDS": 0.2}),
-        (seat, {"FIRST_PAUSE_SECONDS": 0.1, "LONGEST_PAUSE_SECONDS": 0.2}),
+        (slot, {"FIRST_PAUSE_SECONDS": 0.1, "LONGEST_PAUSE_SECONDS": 0.2}),
     ):
         for name, seconds in changes.items():
             monkeypatch.setattr(module, name, seconds)
@@ -112,7 +112,12 @@ async def running(place: Place) -> AsyncIterator[Service]:
 
 def workers_of(service: Service) -> list[WorkerState]:
     assert service.pipeline
-    return [worker for state in service.pipeline.states() for lane in state.lanes for worker in lane.workers]
+    return [
+        worker
+        for state in service.pipeline.states()
+        for batcher in state.batchers
+        for worker in batcher.workers
+    ]
 
 
 def states_of(service: Service) -> list[str]:
@@ -185,9 +190,9 @@ async def statuses_of(service: Service, *pages: str) -> list[int]:
 async def test_a_neighbor_that_leaves_before_anyone_looks_fails_no_image(
     tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def leave_first(seats: Room) -> int:
+    async def leave_first(slots: Room) -> int:
         card.clear()
-        return await measure_taken(seats)
+        return await measure_taken(slots)
 
     measure_taken = Room.measure_taken
     monkeypatch.setattr(Room, "measure_taken", leave_first)
@@ -203,7 +208,7 @@ async def test_a_neighbor_that_leaves_before_anyone_looks_fails_no_image(
 async def test_for_a_huge_image_no_worker_leaves_but_it_waits_for_a_neighbor_too(
     tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(lane, "USUAL_PIXELS", 0)
+    monkeypatch.setattr(batcher, "USUAL_PIXELS", 0)
     place = open_place(tmp_path, card, workers=2)
     async with running(place) as service:
         card.fill(14)
@@ -266,27 +271,27 @@ def split_stages(device: str) -> list[dict[str, Any]]:
     return [{"stages": run, "devices": [device], "workers_per_device": 2} for run in runs]
 
 
-async def test_a_station_knows_what_its_own_workers_have_and_counts_nothing_where_others_have_workers_too(
+async def test_an_executor_knows_what_its_own_workers_have_and_counts_nothing_where_others_have_workers_too(
     tmp_path: Path, card: Card
 ) -> None:
     settings = open_place(tmp_path, card, workers=0).settings
     settings["pipeline"] |= {"devices": [], "segment": split_stages("cuda:0")}
     made = layout.Layout.of(parse(settings, tmp_path))
     with contextlib.closing(Slab(1 << 20)) as slab:
-        whole = open_lanes(made, slab, Metrics())
-        part = open_lanes(made, slab, Metrics(), [[0], [0]])
-    for lanes, counted in ((whole, 4), (part, 2)):
-        seats = [seat for lane in lanes for seat in lane.pool.seats]
-        [gpu] = {id(seat.room): seat.room for seat in seats}.values()
+        whole = open_batchers(made, slab, Metrics())
+        part = open_batchers(made, slab, Metrics(), [[0], [0]])
+    for batchers, counted in ((whole, 4), (part, 2)):
+        slots = [slot for batcher in batchers for slot in batcher.pool.slots]
+        [gpu] = {id(slot.room): slot.room for slot in slots}.values()
         assert gpu
-        assert gpu.seats == seats
-        assert len(seats) == counted
+        assert gpu.slots == slots
+        assert len(slots) == counted
     card.fill(8)
-    rooms = [lanes[0].pool.seats[0].room for lanes in (whole, part)]
+    rooms = [batchers[0].pool.slots[0].room for batchers in (whole, part)]
     assert [await gpu.measure_taken() for gpu in rooms if gpu] == [8 * GIB, 0]
 
 
-async def test_a_seat_that_waits_for_much_memory_does_not_keep_one_of_another_segment_from_starting(
+async def test_a_slot_that_waits_for_much_memory_does_not_keep_one_of_another_segment_from_starting(
     tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = {"memory_folder": str(card.folder), "memory_bytes": TOTAL}
@@ -299,8 +304,8 @@ async def test_a_seat_that_waits_for_much_memory_does_not_keep_one_of_another_se
     async with running(place) as service:
         await until(lambda: all(worker.short_of_memory for worker in workers_of(service)))
         assert service.pipeline
-        [station] = cast(list[Station], service.pipeline.stations)
-        station.lanes[0].pool.seats[0].peak_bytes = 8 * GIB  # as of a worker that has been there
+        [executor] = cast(list[Executor], service.pipeline.executors)
+        executor.batchers[0].pool.slots[0].peak_bytes = 8 * GIB  # as of a worker that has been there
         card.fill(10)
         await until(lambda: [worker.state for worker in workers_of(service)] == ["waiting", "ready"])
 
@@ -358,7 +363,7 @@ async def test_the_only_worker_waits_for_a_neighbor_who_came_before_it_could_sta
     place.assert_kept(DONE=5)
 
 
-async def test_a_failed_start_means_fewer_workers_and_closes_no_seat(
+async def test_a_failed_start_means_fewer_workers_and_closes_no_slot(
     tmp_path: Path, card: Card, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """More were planned than fit, without any neighbor."""
@@ -371,7 +376,7 @@ async def test_a_failed_start_means_fewer_workers_and_closes_no_seat(
         told = "".join(capfd.readouterr())
     place.assert_kept(DONE=20)
     assert 1 <= told.count("worker could not start") < QUICK_DEATHS
-    assert "seat closed" not in told
+    assert "worker slot closed" not in told
 
 
 async def test_a_worker_comes_back_only_when_as_much_is_free_as_the_largest_had(
@@ -408,8 +413,8 @@ async def test_a_stop_does_not_wait_for_memory(
     monkeypatch.setattr(
         daemon.service.lifecycle, "leave_within", lambda *_: None
     )  # it would end this process
-    monkeypatch.setattr(seat, "FIRST_PAUSE_SECONDS", 1000.0)
-    monkeypatch.setattr(seat, "LONGEST_PAUSE_SECONDS", 1000.0)
+    monkeypatch.setattr(slot, "FIRST_PAUSE_SECONDS", 1000.0)
+    monkeypatch.setattr(slot, "LONGEST_PAUSE_SECONDS", 1000.0)
     place = open_place(tmp_path, card, workers=2)
     service = Service(parse(place.settings, place.folder))
     with anyio.CancelScope() as stopping:
@@ -435,7 +440,7 @@ async def test_a_stop_does_not_wait_for_a_worker_that_waits_for_memory_to_start(
         daemon.service.lifecycle, "leave_within", lambda *_: None
     )  # it would end this process
     place = open_place(tmp_path, card, workers=1)
-    monkeypatch.setattr("daemon.workers.lane.QUEUE_IMAGES", queue_images)
+    monkeypatch.setattr("daemon.workers.batcher.QUEUE_IMAGES", queue_images)
     come_late(card, 15.5, monkeypatch)
     place.drop_many(range(20))
     service = Service(parse(place.settings, place.folder))
@@ -459,7 +464,7 @@ async def test_a_gpu_is_crowded_while_another_worker_is_ready_there_or_others_ha
 ) -> None:
     setup = Setup("w", "cuda:0", [], slab_bytes=0, threads=1, decoders=1, limits=Limits(), cascade=None)
     shared = Room(card.list(), card.list)
-    first, second = (Seat(setup, "cuda:0", {}, room=shared) for _ in range(2))
+    first, second = (Slot(setup, "cuda:0", {}, room=shared) for _ in range(2))
     with contextlib.closing(Slab(1 << 20)) as slab:
         held = Pool("w", [first, second], slab.fd, PipelineSection(), Metrics())
     assert not await held._is_crowded(first)
@@ -478,14 +483,14 @@ async def test_that_a_gpu_is_full_is_not_shown_for_longer_than_it_is_known() -> 
     setup = Setup("w", "cuda:0", [], slab_bytes=0, threads=1, decoders=1, limits=Limits(), cascade=None)
     now = time.monotonic()
     worker = SimpleNamespace(heard_at=now, beat=Beat(0), busy=0, answered=0, shared=False, stages_loaded=[])
-    seat = Seat(setup, "cuda:0", {}, state="ready", worker=cast(Any, worker), full_until=now + 60)
-    assert (seat.describe().state, seat.describe().short_of_memory) == ("waiting", True)
-    seat.full_until = now - 1
-    assert (seat.describe().state, seat.describe().short_of_memory) == ("ready", False)
+    slot = Slot(setup, "cuda:0", {}, state="ready", worker=cast(Any, worker), full_until=now + 60)
+    assert (slot.describe().state, slot.describe().short_of_memory) == ("waiting", True)
+    slot.full_until = now - 1
+    assert (slot.describe().state, slot.describe().short_of_memory) == ("ready", False)
 
 
-def seat_of(reserved: int | None) -> Any:
-    """A seat with a worker that has reserved this number of bytes, or without one."""
+def slot_of(reserved: int | None) -> Any:
+    """A slot with a worker that has reserved this number of bytes, or without one."""
     beat = Beat(0, device_used_bytes=reserved or 0)
     return SimpleNamespace(worker=None if reserved is None else SimpleNamespace(beat=beat))
 
@@ -498,7 +503,7 @@ class TestRoom:
 
     async def test_what_others_have_taken_is_neither_what_they_had_nor_what_the_workers_have(self) -> None:
         held = self.make(used=8)
-        held.seats += [seat_of(GIB), seat_of(2 * GIB), seat_of(None)]
+        held.slots += [slot_of(GIB), slot_of(2 * GIB), slot_of(None)]
         assert await held.measure_taken() == 8 * GIB - GIB - 3 * GIB - 2 * CONTEXT_BYTES
 
     async def test_without_an_answer_of_the_driver_nobody_has_taken_anything(self) -> None:

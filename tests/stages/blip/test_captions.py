@@ -15,7 +15,7 @@ from transformers import CLIPModel
 from stages.blip.captions import CaptionStage
 from stages.blip.descriptor import BLIP
 from stages.clip.descriptor import Clip
-from stages.clip.embeddings import TextTower, decode_embedding
+from stages.clip.embeddings import TextEncoder, decode_embedding
 from stages.clip.stage import ClipStage
 from stages.contract.base import Image
 from stages.contract.manifest import PackError
@@ -83,10 +83,10 @@ def write_together(share_stage: Share) -> Write:
 
 
 @pytest.fixture(scope="module")
-def tower(clip: ClipStage) -> TextTower:
+def encoder(clip: ClipStage) -> TextEncoder:
     """The text half of the same model."""
     folder = clip.spec.files["model"]
-    return TextTower(load_model(CLIPModel, folder, torch.float32, "cpu"), folder)
+    return TextEncoder(load_model(CLIPModel, folder, torch.float32, "cpu"), folder)
 
 
 @each_kind
@@ -143,14 +143,14 @@ def test_half_precision_writes_captions_that_depend_on_the_image(
 
 @each_kind
 def test_each_caption_is_compared_with_the_embedding_of_its_image(
-    kind: str, share_stage: Share, clip: ClipStage, tower: TextTower, mixed_images: list[Image]
+    kind: str, share_stage: Share, clip: ClipStage, encoder: TextEncoder, mixed_images: list[Image]
 ) -> None:
     images = mixed_images[:3]
     for image, embedded in zip(images[:2], clip.run(images[:2]), strict=True):
         image.results["clip"] = embedded  # type: ignore[assignment]
     answers = share_stage(kind).run(images)
     with torch.inference_mode():
-        texts = tower.embed_texts([answer.text for answer in answers])  # type: ignore[union-attr]
+        texts = encoder.embed_texts([answer.text for answer in answers])  # type: ignore[union-attr]
     for image, answer, text in zip(images[:2], answers, texts, strict=False):
         expected = decode_embedding(cast(Clip, image.results["clip"]).embedding) @ text
         assert answer.similarity == pytest.approx(float(expected), abs=2e-3)  # type: ignore[union-attr]

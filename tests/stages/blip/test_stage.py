@@ -13,7 +13,7 @@ from stages.blip.descriptor import Caption
 from stages.blip.stage import BlipStage
 from stages.blip.vision import speed_up_attention, speed_up_mlp
 from stages.clip.descriptor import Clip, Embedding
-from stages.clip.embeddings import TextTower, decode_embedding, encode_embedding
+from stages.clip.embeddings import TextEncoder, decode_embedding, encode_embedding
 from stages.clip.stage import ClipStage
 from stages.contract.base import Image, ImageError, StageSpec
 from stages.images.devices import pixels_of
@@ -226,11 +226,11 @@ def test_similarity_is_the_cosine_of_clips_embeddings(
         assert isinstance(answer, Clip)
         image.results["clip"] = answer
     folder = clip.spec.files["model"]
-    tower = TextTower(load_model(CLIPModel, folder, torch.float32, "cpu"), folder)
+    encoder = TextEncoder(load_model(CLIPModel, folder, torch.float32, "cpu"), folder)
     answers = run(make_stage(talkative, folder), images)
     for image, answer in zip(images[:2], answers, strict=False):
         with torch.inference_mode():
-            text = tower.embed(tower.tokenize([answer.text]))[0]
+            text = encoder.embed(encoder.tokenize([answer.text]))[0]
         expected = decode_embedding(cast(Clip, image.results["clip"]).embedding) @ text
         assert answer.similarity == pytest.approx(float(expected), abs=2e-3)
     assert answers[2].similarity is None

@@ -16,7 +16,7 @@ from transformers import AutoProcessor, Qwen3VLModel
 from stages.blip.descriptor import Caption
 from stages.clip.chat import ChatEmbeddingStage
 from stages.clip.descriptor import Clip
-from stages.clip.embeddings import ChatTower, decode_embedding, load_tower
+from stages.clip.embeddings import ChatTextEncoder, decode_embedding, load_text_encoder
 from stages.contract.base import Image
 from stages.contract.descriptor import MODULES
 from stages.contract.manifest import PackError
@@ -116,10 +116,10 @@ def test_embeddings_are_those_of_the_authors_script(
 
 def test_texts_are_embedded_as_by_the_authors_script(script: Script, folder: Path) -> None:
     texts = ["Describe this image in one sentence .", "a photo", "w1 w2 w3 w4 w5 w6 w7"]
-    tower = load_tower(str(folder), torch.float32, "cpu")
-    assert isinstance(tower, ChatTower)
+    encoder = load_text_encoder(str(folder), torch.float32, "cpu")
+    assert isinstance(encoder, ChatTextEncoder)
     with torch.inference_mode():
-        ours = tower.embed_texts(texts)
+        ours = encoder.embed_texts(texts)
     torch.testing.assert_close(ours, script.embed([{"type": "text", "text": t} for t in texts], None))
     assert (ours @ ours.T).fill_diagonal_(0).max() < 0.999
 
@@ -146,7 +146,7 @@ def test_a_caption_is_compared_with_the_embedding_of_its_image(
     [caption] = captioner.run([image])
     assert isinstance(caption, Caption)
     with torch.inference_mode():
-        text = load_tower(str(folder), torch.float32, "cpu").embed_texts([caption.text])[0]
+        text = load_text_encoder(str(folder), torch.float32, "cpu").embed_texts([caption.text])[0]
     cosine = F.cosine_similarity(text, decode_embedding(clip.embedding), dim=0).item()
     assert caption.similarity == pytest.approx(cosine, abs=1e-4)
 

@@ -16,7 +16,7 @@ from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, GemmaToke
 from transformers.tokenization_utils_base import generate_merges
 
 from stages.clip.descriptor import FLEXIBLE, MODELS, TOWERS, Clip
-from stages.clip.embeddings import TextTower, decode_embedding, load_tower
+from stages.clip.embeddings import TextEncoder, decode_embedding, load_text_encoder
 from stages.contract.base import Image, StageSpec, StageUnusable
 from stages.contract.manifest import digest_folder
 from stages.pretrained.checkpoints import load_known, load_tokenizer
@@ -112,7 +112,7 @@ def test_captions_are_embedded_as_by_transformers(kind: str, make_folder: Make) 
     )
     with torch.inference_mode():
         theirs = F.normalize(model.get_text_features(**tokens).pooler_output, dim=-1)
-        ours = TextTower(model, folder).embed_texts(texts)
+        ours = TextEncoder(model, folder).embed_texts(texts)
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
 
 
@@ -198,7 +198,7 @@ def test_texts_for_siglip_2_become_the_tokens_of_its_authors_tokenizer(
     model = load_known(TOWERS, str(folder), torch.float32, "cpu")
     lowered = "".join(letter.lower() if letter.isascii() else letter for letter in text)
     expected = [*pieces.encode(lowered)[:15], 1]
-    [tokens] = TextTower(model, str(folder)).tokenize([text])["input_ids"].tolist()
+    [tokens] = TextEncoder(model, str(folder)).tokenize([text])["input_ids"].tolist()
     assert tokens == expected + [0] * (16 - len(expected))
 
 
@@ -231,13 +231,13 @@ def test_a_tokenizer_without_a_pad_token_is_refused(make_folder: Make, tmp_path:
 
 @pytest.mark.parametrize("kind", [model.type for model in MODELS])
 def test_a_single_text_is_embedded_by_a_recording(kind: str, make_folder: Make) -> None:
-    tower = load_tower(str(make_folder(kind)), torch.float32, "cpu")
+    encoder = load_text_encoder(str(make_folder(kind)), torch.float32, "cpu")
     spec = StageSpec("blip", "transformers", single=True)
     with torch.inference_mode(), emulate_recordings() as recorder:
-        expected = [tower.embed_texts([text]) for text in LABELS]
+        expected = [encoder.embed_texts([text]) for text in LABELS]
         with recording_single(spec, "cpu"):
-            tower.run_single()
-        replays, has_mask = recorder.replays, len(tower.tokenize(LABELS)) > 1
+            encoder.run_single()
+        replays, has_mask = recorder.replays, len(encoder.tokenize(LABELS)) > 1
         for text, answer in zip(LABELS, expected, strict=True):
-            assert torch.equal(tower.embed_texts([text]), answer)
+            assert torch.equal(encoder.embed_texts([text]), answer)
         assert recorder.replays == replays + (0 if has_mask else len(LABELS))

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from transformers import CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
 from stages.clip.descriptor import Clip
-from stages.clip.embeddings import TextTower, decode_embedding, encode_embedding
+from stages.clip.embeddings import TextEncoder, decode_embedding, encode_embedding
 from stages.clip.stage import ClipStage
 from stages.contract.base import Image, StageSpec, StageUnusable
 from stages.pretrained.checkpoints import load_model, load_tokenizer
@@ -142,11 +142,11 @@ def test_a_label_that_is_too_long_for_the_model_is_truncated(blank_pack: Pack) -
 
 def test_padding_changes_no_text_embedding(blank_pack: Pack) -> None:
     folder = resolve(blank_pack, "clip").files["model"]
-    tower = TextTower(load_model(CLIPModel, folder, torch.float32, "cpu"), folder)
+    encoder = TextEncoder(load_model(CLIPModel, folder, torch.float32, "cpu"), folder)
     with torch.inference_mode():
-        alone = tower.embed(tower.tokenize(["a red circle"]))
-        padded = tower.embed(
-            tower.tokenize(["a red circle", "two blue trees and a star on a white background"])
+        alone = encoder.embed(encoder.tokenize(["a red circle"]))
+        padded = encoder.embed(
+            encoder.tokenize(["a red circle", "two blue trees and a star on a white background"])
         )
     assert torch.allclose(alone[0], padded[0], atol=1e-6)
 

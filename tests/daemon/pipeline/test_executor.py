@@ -1,4 +1,4 @@
-"""What a station takes over from a worker."""
+"""What an executor takes over from a worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from daemon.core.messages import Beat, Outcome, Output, Reply
 from daemon.core.slab import Slab
 from daemon.monitoring.metrics import Metrics
-from daemon.pipeline.station import Station
+from daemon.pipeline.executor import Executor
 from daemon.results.judge import Judge
 from stages.contract.binning import Thresholds
 from stages.registry import registry
@@ -24,18 +24,18 @@ async def test_results_are_in_the_order_of_the_stages_also_if_the_ledger_had_som
     plug_ins = ("zebra", "ape", "bee")  # as they run: an ape needs the zebra's answer, the bee needs both
     monkeypatch.setattr(registry, "ORDER", (*registry.ORDER, *plug_ins))
     had, said = ({name: Output(b"{}", 0.5) for name in names} for names in (("ocr", "ape"), ("zebra", "bee")))
-    station = Station(Slab(64), [], Judge(Thresholds()), {}, Metrics())
+    executor = Executor(Slab(64), [], Judge(Thresholds()), {}, Metrics())
     attempt, reply = make_attempt(make_job(), had), Reply(1, [Outcome("PPM", 8, 8, said)], [])
-    await station.advance(cast(Any, SimpleNamespace(name="w")), "cpu", [attempt], reply)
+    await executor.advance(cast(Any, SimpleNamespace(name="w")), "cpu", [attempt], reply)
     assert list(attempt.content.outputs) == ["ocr", *plug_ins]
 
 
 def test_what_a_worker_has_prepared_for_its_gpu_is_in_the_metrics() -> None:
     metrics, prepared = Metrics(), {"plan": 3, "compilation": 1}
     worker = SimpleNamespace(loaded=True, beat=Beat(1, prepared=prepared), looked_at=0.0)
-    seat = SimpleNamespace(worker=worker, setup=SimpleNamespace(name="all/0", stages=[]))
-    lane = cast(Any, SimpleNamespace(pool=SimpleNamespace(seats=[seat])))
-    Station(Slab(64), [lane], Judge(Thresholds()), {}, metrics).measure()
+    slot = SimpleNamespace(worker=worker, setup=SimpleNamespace(name="all/0", stages=[]))
+    batcher = cast(Any, SimpleNamespace(pool=SimpleNamespace(slots=[slot])))
+    Executor(Slab(64), [batcher], Judge(Thresholds()), {}, metrics).measure()
     assert {
         kind: metrics.value("visiond_worker_preparations", worker="all/0", preparation=kind)
         for kind in ("plan", "recording", "compilation")

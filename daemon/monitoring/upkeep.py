@@ -9,22 +9,22 @@ from pathlib import Path
 
 import msgspec
 
-from daemon.config.state import DIARY
-from daemon.monitoring.snapshot import Chore
+from daemon.config.state import UPKEEP
+from daemon.monitoring.snapshot import UpkeepRun
 
 
-def read_diary(folder: Path) -> list[Chore]:
+def read_upkeep(folder: Path) -> list[UpkeepRun]:
     """Empty if the file is missing or unreadable; then every task runs again."""
     with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
-        return msgspec.json.decode((folder / DIARY).read_bytes(), type=list[Chore])
+        return msgspec.json.decode((folder / UPKEEP).read_bytes(), type=list[UpkeepRun])
     return []
 
 
-def write_diary(folder: Path, chores: Iterable[Chore]) -> None:
+def write_upkeep(folder: Path, runs: Iterable[UpkeepRun]) -> None:
     """Write the file completely or not at all. Raises OSError."""
-    partial = folder / f".{DIARY}.partial"
+    partial = folder / f".{UPKEEP}.partial"
     with partial.open("wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(list(chores))) + b"\n")
+        file.write(msgspec.json.format(msgspec.json.encode(list(runs))) + b"\n")
         file.flush()
         os.fsync(file.fileno())
-    partial.replace(folder / DIARY)
+    partial.replace(folder / UPKEEP)

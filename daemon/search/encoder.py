@@ -42,7 +42,7 @@ class Answer(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-class Tower:
+class EncoderProcess:
     """The child process, and one question at a time. Any thread may ask."""
 
     def __init__(self, spec: StageSpec) -> None:
@@ -57,11 +57,11 @@ class Tower:
         """Blocks: some seconds for the first question. Raises SearchUnusable."""
         with self._lock:
             try:
-                answer = self._exchange(question)
+                answer = self._ask_child(question)
             except (OSError, EOFError, msgspec.DecodeError):
                 self._end()  # it was killed, perhaps as memory was short: another try
                 try:
-                    answer = self._exchange(question)
+                    answer = self._ask_child(question)
                 except (OSError, EOFError, msgspec.DecodeError) as error:
                     status = self._end()
                     raise SearchUnusable(
@@ -77,7 +77,7 @@ class Tower:
         """Load the model, in the background. Errors show at the next question."""
         if not self._warming:
             self._warming = True
-            threading.Thread(target=self._load, name="tower", daemon=True).start()
+            threading.Thread(target=self._load, name="text encoder", daemon=True).start()
 
     def _load(self) -> None:
         try:
@@ -93,7 +93,7 @@ class Tower:
         with self._lock:
             self._end()
 
-    def _exchange(self, question: Ask) -> Answer:
+    def _ask_child(self, question: Ask) -> Answer:
         child = self._child or self._start()
         assert child.stdin
         assert child.stdout

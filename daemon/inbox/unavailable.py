@@ -23,7 +23,7 @@ SEEK_SECONDS = 60.0  # after the first scan, in which what it has found may sett
 LONGEST_SEEK_SECONDS = 600.0  # between two looks for a missing file
 
 
-def find_absence(folder: Folder, reader: Reader) -> OSError | None:
+def why_unavailable(folder: Folder, reader: Reader) -> OSError | None:
     """Why an inbox is not the folder with the files that the ledger knows; None if it is. Another folder is accepted if it
     has at least one of these, as a mount may come back under another number; or on the same disk if no file waits.
     Runs in a thread."""
@@ -69,7 +69,7 @@ def find_hidden(
     gone = [ending.job for ending in endings if ending.status is JobStatus.GONE]
     if not gone:
         return hidden
-    away, unmounted = find_absence(folder, reader), folder.mounts
+    away, unmounted = why_unavailable(folder, reader), folder.mounts
     with contextlib.suppress(OSError):  # if that cannot be read, images below a mount wait
         unmounted = folder.mounts - _mounts_below(folder.root).keys()
     for job in gone:

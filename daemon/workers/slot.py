@@ -24,7 +24,7 @@ from daemon.workers.worker import Worker
 
 log = structlog.get_logger()
 
-QUICK_DEATHS = 5  # in a row, without any answer, before a seat is closed
+QUICK_DEATHS = 5  # in a row, without any answer, before a slot is closed
 SILENCE_SECONDS = 10.0  # without a heartbeat, after which a worker counts as silent
 TAKEN_BYTES = 256 << 20  # by others, from which they may be the reason why an image does not fit
 FIRST_PAUSE_SECONDS = 2.0  # before the next attempt; doubles with each further one
@@ -32,11 +32,11 @@ LONGEST_PAUSE_SECONDS = 30.0
 
 
 @dataclass(slots=True)
-class Seat:
+class Slot:
     setup: Setup
     device: str
     environment: dict[str, str]
-    server: MpsServer | None = None  # shares the GPU with other seats
+    server: MpsServer | None = None  # shares the GPU with other slots
     state: str = "loading"  # loading, ready, waiting (before a restart), closed
     worker: Worker | None = None
     quick_deaths: int = 0
@@ -47,13 +47,13 @@ class Seat:
     short: bool = False  # it has no worker, and waits for that memory
     full_until: float = 0.0  # monotonic seconds until which its images wait for memory; 0: they do not
     rests: int = 0  # in a row, without STEADY_BATCHES between them
-    peak_bytes: int = 0  # the most that a worker of this seat had reserved
+    peak_bytes: int = 0  # the most that a worker of this slot had reserved
     looked_at: float = 0.0  # Unix seconds, when an earlier worker last found its answers right
-    ready_at: float = 0.0  # Unix seconds; 0: no worker of this seat was ready yet
+    ready_at: float = 0.0  # Unix seconds; 0: no worker of this slot was ready yet
 
     def __post_init__(self) -> None:
         if self.room:
-            self.room.seats.append(self)
+            self.room.slots.append(self)
 
     @property
     def healthy(self) -> bool:
@@ -79,7 +79,7 @@ class Seat:
         return worker.shared and not (self.server and self.server.shared)
 
     def note_loss(self, worker: Worker) -> None:
-        """Its worker is lost; count that against the seat, if it is a quick death."""
+        """Its worker is lost; count that against the slot, if it is a quick death."""
         if worker.answered or worker.shared or worker.died_idle:
             self.quick_deaths = self.lone_deaths = 0
         elif worker.died_alone:
@@ -96,7 +96,7 @@ class Seat:
             log.warning("worker lost", worker=worker.name, device=self.device, cause=self.last_cause)
 
     def _note_wrong(self, worker: Worker) -> None:
-        """Report since when results of this seat may be wrong: since the last look that found nothing, or since its first
+        """Report since when results of this slot may be wrong: since the last look that found nothing, or since its first
         worker was ready."""
         since = self.looked_at or self.ready_at
         log.error(
@@ -106,7 +106,7 @@ class Seat:
             faults=worker.wrong,
             redo=command("redo", "--since", datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds"))
             if since
-            else "nothing: no worker of this seat has had images since the start",
+            else "nothing: no worker of this slot has had images since the start",
         )
 
     def describe(self) -> WorkerState:
@@ -136,14 +136,14 @@ class Seat:
 # difference of two sums: what is in use now, less what was in use before there were workers, less what the workers use.
 class Room:
     """The memory of a GPU, or of the GPUs of a group together, because an error does not show which of them is full.
-    All pools of a station with workers there share it.
+    All pools of an executor with workers there share it.
 
     gpus: as they were before there were workers. alone: whether nobody else in this daemon has workers on them. What
     those use is not known here, so they would count as other programs.
     """
 
     def __init__(self, gpus: Sequence[Gpu], look: Callable[[], Sequence[Gpu]], *, alone: bool = True) -> None:
-        self.seats: list[Seat] = []  # of all these pools
+        self.slots: list[Slot] = []  # of all these pools
         self.gpus = len(gpus)
         self._before = {gpu.uuid: gpu for gpu in gpus}
         self._look = look
@@ -160,7 +160,7 @@ class Room:
     async def measure_taken(self) -> int:
         """Bytes that other programs have taken; 0 if that cannot be known."""
         gpus = await self._now() if self._alone else []
-        workers = [seat.worker for seat in self.seats if seat.worker]
+        workers = [slot.worker for slot in self.slots if slot.worker]
         ours = sum(worker.beat.device_used_bytes + CONTEXT_BYTES * self.gpus for worker in workers)
         return sum(gpu.used_bytes - self._before[gpu.uuid].used_bytes for gpu in gpus) - ours if gpus else 0
 

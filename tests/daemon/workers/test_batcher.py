@@ -19,7 +19,7 @@ from daemon.core.jobs import Attempt, Extent
 from daemon.core.messages import Item, Outcome, Reply
 from daemon.monitoring.metrics import Metrics
 from daemon.workers import pool
-from daemon.workers.lane import Lane, drain
+from daemon.workers.batcher import Batcher, drain
 from tests.daemon_process import PATIENCE
 from tests.makers import make_attempt, make_job
 
@@ -29,21 +29,21 @@ REPLY = Reply(0, [Outcome("JPEG", 8, 8, {})], [])
 
 
 class FakePool:
-    """One worker with one or more slots. `lost`: the number of batches of which it dies;
+    """One worker with one or more threads. `lost`: the number of batches of which it dies;
     a new worker is there at once."""
 
-    def __init__(self, slots: int = 1, lost: int = 0) -> None:
-        self.seats = [SimpleNamespace(setup=SimpleNamespace(threads=slots))]
+    def __init__(self, threads: int = 1, lost: int = 0) -> None:
+        self.slots = [SimpleNamespace(setup=SimpleNamespace(threads=threads))]
         self.batches: list[int] = []  # how many images each one had
         self._lost = lost
-        self._slots = anyio.Semaphore(slots)
+        self._threads = anyio.Semaphore(threads)
 
     async def reserve(self) -> Any:
-        await self._slots.acquire()
+        await self._threads.acquire()
         return SimpleNamespace(device="cpu", name="w")
 
     def release(self, worker: Any) -> None:
-        self._slots.release()
+        self._threads.release()
 
     def hurry(self) -> None:
         """Nothing waits for memory."""
@@ -70,7 +70,7 @@ class FakePool:
 class SlowWorker:
     """A worker that is as slow as the test says, by a clock of its own."""
 
-    device, name, slots = "cpu", "w", 1
+    device, name, threads = "cpu", "w", 1
     alive, leaving = True, False
 
     def __init__(self) -> None:
@@ -98,26 +98,26 @@ class FakePipeline:
         self._committing = committing
         self.done = 0
 
-    async def advance(self, lane: Lane, device: str, attempts: Sequence[Attempt], reply: Reply) -> None:
+    async def advance(self, batcher: Batcher, device: str, attempts: Sequence[Attempt], reply: Reply) -> None:
         if self._committing:
             await self._committing.wait()
         self.done += len(attempts)
 
-    async def try_again(self, lane: Lane, attempts: Sequence[Attempt], loss: WorkerLost) -> None:
+    async def try_again(self, batcher: Batcher, attempts: Sequence[Attempt], loss: WorkerLost) -> None:
         for attempt in attempts:
-            await lane.put(attempt, suspect=loss.began)
+            await batcher.put(attempt, suspect=loss.began)
 
-    async def suspect(self, lane: Lane, attempt: Attempt, loss: WorkerLost) -> None:
+    async def suspect(self, batcher: Batcher, attempt: Attempt, loss: WorkerLost) -> None:
         raise AssertionError
 
 
-def open_lane(pool: FakePool | pool.Pool, *, batch_size: int = 1) -> Lane:
-    return Lane("w", ("ocr",), batch_size, cast(Any, pool))
+def open_batcher(pool: FakePool | pool.Pool, *, batch_size: int = 1) -> Batcher:
+    return Batcher("w", ("ocr",), batch_size, cast(Any, pool))
 
 
-async def fill(lane: Lane, images: int) -> None:
+async def fill(batcher: Batcher, images: int) -> None:
     for number in range(images):
-        await lane.put(make_attempt(make_job(id=number), extent=Extent(0, 1)), suspect=False)
+        await batcher.put(make_attempt(make_job(id=number), extent=Extent(0, 1)), suspect=False)
 
 
 async def until(condition: Callable[..., bool]) -> None:
@@ -132,29 +132,29 @@ async def settle() -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(lane: Lane, pipeline: FakePipeline) -> AsyncIterator[anyio.abc.TaskGroup]:
+async def running(batcher: Batcher, pipeline: FakePipeline) -> AsyncIterator[anyio.abc.TaskGroup]:
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lane.run, pipeline)
+        tasks.start_soon(batcher.run, pipeline)
         yield tasks
         tasks.cancel_scope.cancel()
 
 
 async def test_a_batch_takes_what_waits_when_a_slot_is_free() -> None:
     pool, pipeline = FakePool(), FakePipeline()
-    lane = open_lane(pool, batch_size=3)
-    await fill(lane, 5)
-    async with running(lane, pipeline):
+    batcher = open_batcher(pool, batch_size=3)
+    await fill(batcher, 5)
+    async with running(batcher, pipeline):
         await until(lambda: pipeline.done == 5)
     assert pool.batches == [3, 2]
 
 
 async def test_no_batch_waits_to_be_filled() -> None:
-    """Nothing passes the time here, so a lane that waits for more images would send none."""
+    """Nothing passes the time here, so a batcher that waits for more images would send none."""
     pool, pipeline = FakePool(), FakePipeline()
-    lane = open_lane(pool, batch_size=8)
-    async with running(lane, pipeline):
+    batcher = open_batcher(pool, batch_size=8)
+    async with running(batcher, pipeline):
         for images in range(1, 4):
-            await fill(lane, 1)
+            await fill(batcher, 1)
             await settle()
             assert pool.batches == [1] * images
 
@@ -165,15 +165,15 @@ async def test_after_a_batch_that_took_too_long_batches_begin_small_and_grow_aga
 ) -> None:
     worker, pipeline = SlowWorker(), FakePipeline()
     monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: worker.now))
-    seat = SimpleNamespace(setup=SimpleNamespace(threads=1), device="cpu", full_until=0.0)
+    slot = SimpleNamespace(setup=SimpleNamespace(threads=1), device="cpu", full_until=0.0)
     settings = PipelineSection(batch_timeout_seconds=100.0)
-    workers = pool.Pool("w", cast(Any, [seat]), 0, settings, Metrics())
+    workers = pool.Pool("w", cast(Any, [slot]), 0, settings, Metrics())
     workers.release(cast(Any, worker))
-    lane = open_lane(workers, batch_size=32)
-    async with running(lane, pipeline):
+    batcher = open_batcher(workers, batch_size=32)
+    async with running(batcher, pipeline):
         for total, seconds in ((64, 1.0), (264, drop), (270, drop), (334, drop)):
             worker.seconds = seconds
-            await fill(lane, total - pipeline.done)
+            await fill(batcher, total - pipeline.done)
             await until(lambda total=total: pipeline.done == total)
         assert (worker.lost, worker.batches[-2:]) == (1, [32, 32])
         patience = 2 * settings.batch_timeout_seconds
@@ -182,9 +182,9 @@ async def test_after_a_batch_that_took_too_long_batches_begin_small_and_grow_aga
 
 async def test_a_slot_is_free_again_before_its_batch_is_committed() -> None:
     pool, pipeline = FakePool(), FakePipeline(committing=anyio.Event())
-    lane = open_lane(pool)
-    await fill(lane, 2)
-    async with running(lane, pipeline):
+    batcher = open_batcher(pool)
+    await fill(batcher, 2)
+    async with running(batcher, pipeline):
         await settle()
         assert pool.batches == [1, 1]
         assert pipeline.done == 0
@@ -192,41 +192,41 @@ async def test_a_slot_is_free_again_before_its_batch_is_committed() -> None:
 
 async def test_no_more_batches_wait_for_their_commit_than_are_worked_on() -> None:
     committing = anyio.Event()
-    pool, pipeline = FakePool(slots=2), FakePipeline(committing)
-    lane = open_lane(pool)
-    await fill(lane, 10)
-    async with running(lane, pipeline):
+    pool, pipeline = FakePool(threads=2), FakePipeline(committing)
+    batcher = open_batcher(pool)
+    await fill(batcher, 10)
+    async with running(batcher, pipeline):
         await settle()
         assert len(pool.batches) == 4
         committing.set()
         await until(lambda: pipeline.done == 10)
 
 
-async def test_lost_batches_that_find_the_queue_full_do_not_stop_the_lane_that_empties_it(
+async def test_lost_batches_that_find_the_queue_full_do_not_stop_the_batcher_that_empties_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("daemon.workers.lane.QUEUE_IMAGES", 1)
+    monkeypatch.setattr("daemon.workers.batcher.QUEUE_IMAGES", 1)
     pool, pipeline = FakePool(lost=8), FakePipeline()
-    lane = open_lane(pool)
-    async with running(lane, pipeline) as tasks:
-        tasks.start_soon(fill, lane, 10)
+    batcher = open_batcher(pool)
+    async with running(batcher, pipeline) as tasks:
+        tasks.start_soon(fill, batcher, 10)
         await until(lambda: pipeline.done == 10)
 
 
 async def test_images_that_wait_for_a_worker_can_be_taken_back_and_do_not_run_later() -> None:
     pool, pipeline = FakePool(), FakePipeline()
-    lane = open_lane(pool, batch_size=2)
-    async with running(lane, pipeline):
+    batcher = open_batcher(pool, batch_size=2)
+    async with running(batcher, pipeline):
         for _ in range(3):
             worker = await pool.reserve()
             for number in range(6):
-                await lane.put(make_attempt(make_job(id=number), extent=Extent(0, 1)), suspect=number > 3)
+                await batcher.put(make_attempt(make_job(id=number), extent=Extent(0, 1)), suspect=number > 3)
             await settle()
-            assert sorted(each.job.id for each in lane.empty()) == list(range(6))
+            assert sorted(each.job.id for each in batcher.empty()) == list(range(6))
             pool.release(worker)
             await settle()
-            assert (pool.batches, lane.empty()) == ([], [])
-        await fill(lane, 3)  # the lane works on
+            assert (pool.batches, batcher.empty()) == ([], [])
+        await fill(batcher, 3)  # the batcher works on
         await until(lambda: pipeline.done == 3)
 
 
@@ -271,15 +271,17 @@ async def test_images_without_memory_are_tried_again_when_there_is_room(
     pool, told = FullPool(too_wide=2000, widths=widths), list[Outcome]()
 
     class Noting(FakePipeline):
-        async def advance(self, lane: Lane, device: str, attempts: Sequence[Attempt], reply: Reply) -> None:
+        async def advance(
+            self, batcher: Batcher, device: str, attempts: Sequence[Attempt], reply: Reply
+        ) -> None:
             assert len(attempts) == len(reply.outcomes)
             told.extend(reply.outcomes)
-            await super().advance(lane, device, attempts, reply)
+            await super().advance(batcher, device, attempts, reply)
 
-    pipeline, lane = Noting(), open_lane(pool, batch_size=3)
+    pipeline, batcher = Noting(), open_batcher(pool, batch_size=3)
     for number in range(len(widths)):
-        await lane.put(make_attempt(make_job(id=number), extent=Extent(number, 1)), suspect=False)
-    async with running(lane, pipeline):
+        await batcher.put(make_attempt(make_job(id=number), extent=Extent(number, 1)), suspect=False)
+    async with running(batcher, pipeline):
         await until(lambda: pipeline.done == len(widths))
     assert (pool.rooms, [outcome.width for outcome in told if outcome.reason]) == (rooms, failed)
     assert sorted(outcome.width for outcome in told) == sorted(widths)

@@ -1,4 +1,4 @@
-"""A station takes jobs from files on disk to published results, on the workers of its segments.
+"""An executor takes jobs from files on disk to published results, on the workers of its segments.
 
 It asks the coordinator (daemon/pipeline/coordinator.py) for jobs, and reports to it everything that concerns the ledger.
 A report is about a group of jobs, never about a single image that succeeded, because there is one coordinator
@@ -20,26 +20,17 @@ from anyio import to_thread
 from msgspec.structs import replace
 
 from daemon.core.errors import WorkerLost
-from daemon.core.jobs import (
-    UNREAD,
-    Attempt,
-    Content,
-    Ending,
-    Extent,
-    Failure,
-    Job,
-    Read,
-)
+from daemon.core.jobs import UNREAD, Attempt, Content, Ending, Extent, Failure, Job, Read
 from daemon.core.messages import Beat, Reply
 from daemon.core.slab import Slab
 from daemon.inbox.origin import origin_of
 from daemon.ledger.record import Committed, Record
 from daemon.monitoring.metrics import LookMetrics, Metrics
-from daemon.monitoring.snapshot import StationState
+from daemon.monitoring.snapshot import ExecutorState
 from daemon.pipeline.tracing import Tracer
 from daemon.results.destinations import Destination, Publication, publish_records
 from daemon.system.retry import Retry
-from daemon.workers.lane import Lane, drain
+from daemon.workers.batcher import Batcher, drain
 from stages.contract.base import PREPARATIONS, Reason, advise
 from stages.registry.registry import sort_stages
 
@@ -59,11 +50,11 @@ class Published:
     confirmed: anyio.Event | None = None  # set when all of it is on the disk
 
 
-class StationHome(Protocol):
-    """What a station needs to know and to report; the pipeline."""
+class JobSource(Protocol):
+    """What an executor needs to know and to report; the pipeline."""
 
-    async def next_jobs(self, station: object) -> list[Job]:
-        """Wait for the next jobs of this station; an empty list when there will be no more."""
+    async def next_jobs(self, executor: object) -> list[Job]:
+        """Wait for the next jobs of this executor; an empty list when there will be no more."""
 
     async def note_read(self, read: Mapping[int, Read]) -> Mapping[int, Content | None]:
         """The files of these images were read, or could not be. Returns what the ledger knows about their bytes; None: they
@@ -82,7 +73,7 @@ class StationHome(Protocol):
         """Results are written to files. Waits while too many groups are not confirmed yet."""
 
     def let_go(self, images: Sequence[int]) -> None:
-        """These images stay PENDING, for another station or the next daemon."""
+        """These images stay PENDING, for another executor or the next daemon."""
 
 
 class Judging(Protocol):
@@ -92,13 +83,13 @@ class Judging(Protocol):
     def endings(self, attempts: Sequence[Attempt]) -> list[Ending]: ...
 
 
-class Station:
+class Executor:
     """Its parts are passed in; it owns none of them."""
 
     def __init__(
         self,
         slab: Slab,
-        lanes: Sequence[Lane],
+        batchers: Sequence[Batcher],
         judge: Judging,
         destinations: Mapping[int, Destination],
         metrics: Metrics | LookMetrics,
@@ -111,7 +102,7 @@ class Station:
         read: as `Origin.read`; None: of the origin of each inbox. tracer: None if no image is traced. beside: that of the
         coordinator, if it is in this process."""
         self.slab = slab
-        self.lanes = list(lanes)
+        self.batchers = list(batchers)
         self.retry = Retry(beside)
         self._judge = judge
         self._destinations = destinations
@@ -126,12 +117,12 @@ class Station:
         self._durable: asyncio.Queue[Committed] = asyncio.Queue(2)
         self._draining = anyio.Event()
 
-    async def run(self, coordinator: StationHome) -> None:
+    async def run(self, coordinator: JobSource) -> None:
         """Work until cancelled."""
         self._coordinator = coordinator
         async with anyio.create_task_group() as tasks:
-            for lane in self.lanes:
-                tasks.start_soon(lane.run, self)
+            for batcher in self.batchers:
+                tasks.start_soon(batcher.run, self)
             tasks.start_soon(self._finish)
             tasks.start_soon(self._publish)
             await self._feed()
@@ -143,29 +134,29 @@ class Station:
         """Let go of the jobs that wait for a worker, and wait for no disk; the coordinator hands out no more."""
         self._draining.set()
         self.retry.hurried = True
-        for lane in self.lanes:
-            self._empty(lane)
+        for batcher in self.batchers:
+            self._empty(batcher)
 
     async def staff(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Run the workers until `stop`. Reports as started when all have loaded their models.
         Raises NoWorkersLeft, ModelsUnusable."""
         async with anyio.create_task_group() as tasks:
             async with anyio.create_task_group() as starting:
-                for lane in self.lanes:
-                    starting.start_soon(tasks.start, lane.pool.run)
+                for batcher in self.batchers:
+                    starting.start_soon(tasks.start, batcher.pool.run)
             task_status.started()
 
     def stop(self) -> None:
         """No more batches will come: the workers end."""
-        for lane in self.lanes:
-            lane.pool.stop()
+        for batcher in self.batchers:
+            batcher.pool.stop()
 
-    def state(self) -> StationState:
-        return StationState(
-            lanes=[lane.state() for lane in self.lanes],
+    def state(self) -> ExecutorState:
+        return ExecutorState(
+            batchers=[batcher.state() for batcher in self.batchers],
             slab_used=self.slab.used,
             slab_size=self.slab.size,
-            progressed_at=max(lane.pool.progressed_at for lane in self.lanes),
+            progressed_at=max(batcher.pool.progressed_at for batcher in self.batchers),
             blocked=self.retry.blocked(),
             waits_for_room=self.slab.is_awaited,
             is_backed_up=self._ended.full(),
@@ -173,18 +164,18 @@ class Station:
 
     def measure(self) -> None:
         """Update the gauges of the workers."""
-        for seat in [seat for lane in self.lanes for seat in lane.pool.seats]:
-            name = seat.setup.name
-            beat = seat.worker.beat if seat.worker else Beat(0)
-            for spec in seat.setup.stages:
+        for slot in [slot for batcher in self.batchers for slot in batcher.pool.slots]:
+            name = slot.setup.name
+            beat = slot.worker.beat if slot.worker else Beat(0)
+            for spec in slot.setup.stages:
                 self._metrics.suspicious.labels(name, spec.name).set(spec.name in beat.suspicious)
-            if seat.worker and seat.worker.loaded:
+            if slot.worker and slot.worker.loaded:
                 self._metrics.worker_memory.labels(name).set(beat.resident_bytes)
                 self._metrics.worker_gpu_memory.labels(name, "used").set(beat.device_used_bytes)
                 self._metrics.worker_gpu_memory.labels(name, "peak").set(beat.device_peak_bytes)
                 for kind in PREPARATIONS:
                     self._metrics.worker_preparations.labels(name, kind).set(beat.prepared.get(kind, 0))
-                if looked_at := seat.worker.looked_at:
+                if looked_at := slot.worker.looked_at:
                     self._metrics.canary_success.labels(name).set(looked_at)
 
     # 1. The bytes of jobs come into the slab, once.
@@ -281,16 +272,16 @@ class Station:
             await self._route(attempt)
 
     # 2. A worker runs each job through the stages of a segment,
-    # in a batch with others: see daemon/workers/lane.py.
+    # in a batch with others: see daemon/workers/batcher.py.
 
-    async def try_again(self, lane: Lane, attempts: Sequence[Attempt], loss: WorkerLost) -> None:
+    async def try_again(self, batcher: Batcher, attempts: Sequence[Attempt], loss: WorkerLost) -> None:
         """A worker was lost with these images. If one of them may be the cause, each one runs alone."""
         if self._tracer:
             self._tracer.lost(attempts, loss.cause)
         for attempt in attempts:
-            await self._queue(lane, attempt, suspect=loss.began)
+            await self._queue(batcher, attempt, suspect=loss.began)
 
-    async def suspect(self, lane: Lane, attempt: Attempt, loss: WorkerLost) -> None:
+    async def suspect(self, batcher: Batcher, attempt: Attempt, loss: WorkerLost) -> None:
         """A worker was lost while it had only this image."""
         if self._tracer:
             self._tracer.lost([attempt], loss.cause)
@@ -298,7 +289,7 @@ class Station:
         attempt.job = replace(attempt.job, deaths=deaths)
         await self._coordinator.blame(attempt.job.id, deaths)
         if deaths < SOLO_DEATHS:
-            await self._queue(lane, attempt, suspect=True)
+            await self._queue(batcher, attempt, suspect=True)
             return
         reason = Reason.TIMEOUT if loss.timed_out else Reason.POISON
         attempt.failure = Failure(
@@ -306,11 +297,11 @@ class Station:
         )
         await self._route(attempt)
 
-    async def advance(self, lane: Lane, device: str, attempts: Sequence[Attempt], reply: Reply) -> None:
+    async def advance(self, batcher: Batcher, device: str, attempts: Sequence[Attempt], reply: Reply) -> None:
         """Take over a worker's reply."""
-        self._metrics.replied(lane.name, device, reply)
+        self._metrics.replied(batcher.name, device, reply)
         if self._tracer:
-            self._tracer.answered(lane.name, device, attempts, reply)
+            self._tracer.answered(batcher.name, device, attempts, reply)
         for attempt, said in zip(attempts, reply.outcomes, strict=True):
             outputs = attempt.content.outputs | said.outputs
             if attempt.content.outputs:  # in the order of the stages, as the sidecar has them
@@ -319,7 +310,9 @@ class Station:
             attempt.content = Content(attempt.content.digest, *picture, outputs)
             if said.reason:
                 attempt.failure = Failure(Reason(said.reason), said.detail, said.transient)
-        onward = [each.content for each in attempts if self._next_lane(each)] if len(self.lanes) > 1 else []
+        onward = (
+            [each.content for each in attempts if self._next_batcher(each)] if len(self.batchers) > 1 else []
+        )
         if onward:  # after a crash, work resumes at the next segment
             await self._coordinator.keep(onward)
         for attempt in attempts:
@@ -328,30 +321,32 @@ class Station:
     # 3. It goes on to the next segment, or it is finished.
 
     async def _route(self, attempt: Attempt) -> None:
-        if lane := self._next_lane(attempt):
-            await self._queue(lane, attempt, suspect=bool(attempt.job.deaths))
+        if batcher := self._next_batcher(attempt):
+            await self._queue(batcher, attempt, suspect=bool(attempt.job.deaths))
         else:
             self._leave_slab(attempt)
             await self._ended.put(attempt)
 
-    def _next_lane(self, attempt: Attempt) -> Lane | None:
+    def _next_batcher(self, attempt: Attempt) -> Batcher | None:
         """The first segment with a stage that the job still needs;
         None when the job has failed or its bin is decided."""
         if attempt.failure or attempt.gone or self._judge.is_decided(attempt.content):
             return None
         had = attempt.content.outputs
-        return next((lane for lane in self.lanes if any(stage not in had for stage in lane.stages)), None)
+        return next(
+            (batcher for batcher in self.batchers if any(stage not in had for stage in batcher.stages)), None
+        )
 
-    async def _queue(self, lane: Lane, attempt: Attempt, *, suspect: bool) -> None:
+    async def _queue(self, batcher: Batcher, attempt: Attempt, *, suspect: bool) -> None:
         if self._draining.is_set():
             self._let_go(attempt)
             return
-        await lane.put(attempt, suspect=suspect)
+        await batcher.put(attempt, suspect=suspect)
         if self._draining.is_set():  # since it waits for room in the queue
-            self._empty(lane)
+            self._empty(batcher)
 
-    def _empty(self, lane: Lane) -> None:
-        for attempt in lane.empty():
+    def _empty(self, batcher: Batcher) -> None:
+        for attempt in batcher.empty():
             self._let_go(attempt)
 
     def _let_go(self, attempt: Attempt) -> None:

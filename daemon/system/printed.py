@@ -1,4 +1,4 @@
-"""Sends to the log what libraries, Python itself and worker processes would print directly.
+"""Sends to the log what libraries, Python itself and child processes would print directly.
 
 With this, every line of a JSON log is one JSON object, tracebacks included.
 """
@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 import anyio
+import msgspec
 import structlog
 
 log = structlog.get_logger()
@@ -22,6 +23,9 @@ GATHER_SECONDS = 0.2  # output within this time is one event, so that a tracebac
 LONGEST_TEXT = 8192  # bytes of an event
 MOST_EVENTS, WINDOW_SECONDS = 20, 60.0  # of one process; more output is only counted
 TRACEBACK = "Traceback (most recent call last)"
+LONGEST_LINE = 1 << 20  # bytes of an event that a child has logged
+LEVELS = logging.getLevelNamesMapping()
+RESERVED = {"self", "method_name"}  # names of structlog's own parameters
 
 
 class _Handler(logging.Handler):
@@ -134,3 +138,48 @@ class Printed(asyncio.Protocol):
             log.error(
                 f"{self.kind} printed a traceback", **{self.kind: self.name}, exception=found + rest, **more
             )
+
+
+class ChildLog(Printed):
+    """Of a child with a log of its own. Its events, which are JSON, become events here; anything else, for example the
+    interpreter's own traceback, becomes an event as for a worker. If several processes wrote to one pipe, long lines would
+    be torn, and they would write over a progress bar."""
+
+    def __init__(self, name: str, kind: str = "executor") -> None:
+        super().__init__(name, kind)
+        self._begun = b""  # a line
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._begun = (self._begun + data).split(b"\n")
+        if len(self._begun) > LONGEST_LINE:
+            lines, self._begun = [*lines, self._begun], b""
+        other = b""
+        for line in lines:
+            if event := decode_event(line):
+                self._pass_on(event)
+            else:
+                other += line + b"\n"
+        if other.strip():
+            super().data_received(other)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.data_received(b"\n")
+        super().connection_lost(exc)
+
+    def _pass_on(self, details: dict[str, Any]) -> None:
+        """It gets a new time stamp, because it is written in the order of arrival."""
+        level, event = LEVELS[details.pop("level").upper()], details.pop("event")
+        details.pop("timestamp", None)
+        log.log(level, event, **{self.kind: self.name, **details})
+
+
+def decode_event(line: bytes) -> dict[str, Any] | None:
+    """An event that `set_up` has written as JSON; None for any other line."""
+    if not line.startswith(b"{"):
+        return None
+    try:
+        event = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    is_event = isinstance(event.get("event"), str) and str(event.get("level")).upper() in LEVELS
+    return event if is_event and not event.keys() & RESERVED else None

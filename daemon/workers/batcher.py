@@ -14,7 +14,7 @@ import msgspec
 from daemon.core.errors import WorkerLost
 from daemon.core.jobs import Attempt
 from daemon.core.messages import Item, Outcome, Reply
-from daemon.monitoring.snapshot import LaneState
+from daemon.monitoring.snapshot import BatcherState
 from daemon.workers.pool import Pool
 from daemon.workers.worker import Worker
 from stages.contract.base import Reason
@@ -28,19 +28,19 @@ USUAL_PIXELS = 1280 * 960
 
 
 class Listener(Protocol):
-    """Gets a report of how each batch ended: the station."""
+    """Gets a report of how each batch ended: the executor."""
 
-    async def advance(self, lane: Lane, device: str, attempts: Sequence[Attempt], reply: Reply) -> None:
+    async def advance(self, batcher: Batcher, device: str, attempts: Sequence[Attempt], reply: Reply) -> None:
         """A worker has answered."""
 
-    async def try_again(self, lane: Lane, attempts: Sequence[Attempt], loss: WorkerLost) -> None:
+    async def try_again(self, batcher: Batcher, attempts: Sequence[Attempt], loss: WorkerLost) -> None:
         """A worker was lost with these images."""
 
-    async def suspect(self, lane: Lane, attempt: Attempt, loss: WorkerLost) -> None:
+    async def suspect(self, batcher: Batcher, attempt: Attempt, loss: WorkerLost) -> None:
         """A worker was lost that had only this image."""
 
 
-class Lane:
+class Batcher:
     """The stages of a segment, its queue, its workers, and the images that may have killed a worker."""
 
     def __init__(self, name: str, stages: tuple[str, ...], batch_size: int, pool: Pool) -> None:
@@ -53,15 +53,15 @@ class Lane:
         self._suspects: asyncio.Queue[Attempt] = asyncio.LifoQueue()
         # Taken from a queue, but still waiting for a worker, and `empty` can take them out; by id.
         self._held: dict[int, Attempt] = {}
-        # A slot is free again before its batch is committed, so that no GPU waits for the disk.
+        # A thread is free again before its batch is committed, so that no GPU waits for the disk.
         # This bounds the batches that wait for a commit: as many as are being worked on.
-        self._unfinished = anyio.Semaphore(2 * sum(seat.setup.threads for seat in pool.seats))
+        self._unfinished = anyio.Semaphore(2 * sum(slot.setup.threads for slot in pool.slots))
         # Images in a batch; after one that took too long it begins again at 1, and doubles.
         self._most = batch_size
         self._fitted = 0  # batches of which something fitted into the GPU's memory
 
-    def state(self) -> LaneState:
-        return LaneState(self.name, self._queue.qsize(), self.pool.health(), self.batch_size)
+    def state(self) -> BatcherState:
+        return BatcherState(self.name, self._queue.qsize(), self.pool.health(), self.batch_size)
 
     async def put(self, attempt: Attempt, *, suspect: bool) -> None:
         """Queue an attempt, waiting for room. suspect: a worker may have died of it, so it runs alone."""
