@@ -1,5 +1,4 @@
-"""Compares the answers for an image alone with those in a full batch,
-and with those of the reference libraries.
+"""Compares the answers for an image alone with those in a full batch, and with those of the reference libraries.
 
     python -m benchmarks.answers --count 1000 --reference 200 [--pack mini] [--device cuda:0] [--dtype half]
 
@@ -164,23 +163,15 @@ def caption(models: OneAtATime, path: str) -> str:
 
 @dataclass
 class Agreement:
-    """Agreement with the libraries' answers.
-
-    captions: equal captions.
-    predicted: boxes of predict.
-    found: those with one of our boxes of the same label and an IoU of at least FOUND_IOU.
-    cosine: the smallest of an embedding; 1 if there is nothing to compare.
-    overlap: the smallest IoU of a box of predict with our nearest box; 1 if there is nothing to
-        compare.
-    """
+    """Agreement with the libraries' answers."""
 
     images: int = 0
-    captions: int = 0
-    cosine: float = 1.0
+    captions: int = 0  # that are equal
+    cosine: float = 1.0  # the smallest of an embedding
     boxes: int = 0
-    predicted: int = 0
-    found: int = 0
-    overlap: float = 1.0
+    predicted: int = 0  # boxes of predict
+    found: int = 0  # those with one of our boxes of the same label and an IoU of at least FOUND_IOU
+    overlap: float = 1.0  # the smallest IoU of a box of predict with our nearest box
 
 
 def compare(answers: Sequence[Answers], references: Sequence[Reference]) -> Agreement:

@@ -5,6 +5,7 @@ Vocabularies are as large as theirs, but the tokenizers know only a few words: o
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,9 @@ from tests.stages import captioners, checkpoints, readers
 from tests.stages.yolo.detectors import read_structure
 
 COCO_CLASSES = 80
-BLIP_WORDS, OPT_WORDS, FLORENCE_WORDS, SMOL_WORDS, QWEN_WORDS, GEMMA_WORDS = (
-    30524,
-    50304,
-    51289,
-    49280,
-    151936,
-    256000,
-)
-LARGE = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
-BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
-SO400M = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16}
+BLIP_WORDS, GEMMA_WORDS = 30524, 256000
+SIZES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+BASE, LARGE = SIZES["base"], SIZES["large"]
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
@@ -117,16 +110,7 @@ def make_blip2(folder: Path) -> None:
         captioners.make_tokenizer(),
         num_query_tokens=32,
     )
-    opt = {
-        "model_type": "opt",
-        "hidden_size": 2560,
-        "word_embed_proj_dim": 2560,
-        "ffn_dim": 10240,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "vocab_size": OPT_WORDS,
-        **ENDS,
-    }
+    opt = SIZES["blip2-text"] | ENDS
     image = processor.tokenizer.convert_tokens_to_ids("<image>")
     config = transformers.Blip2Config(text_config=opt, num_query_tokens=32, image_token_index=image)
     save(folder, "Blip2ForConditionalGeneration", config, processor)
@@ -134,19 +118,11 @@ def make_blip2(folder: Path) -> None:
 
 def make_florence(folder: Path) -> None:
     tokenizer = captioners.make_tokenizer(image_token="<image>")
-    text = {
-        "model_type": "bart",
-        "vocab_size": FLORENCE_WORDS,
-        "d_model": 768,
-        "max_position_embeddings": 1024,
-    }
-    text |= dict.fromkeys(("encoder_layers", "decoder_layers"), 6)
-    text |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 12)
-    text |= dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 3072)
+    text = SIZES["florence-text"] | ENDS
     config = transformers.Florence2Config(
         image_token_id=tokenizer.image_token_id,
         vision_config={"projection_dim": 768},
-        text_config=text | ENDS | {"decoder_start_token_id": 2, "forced_eos_token_id": 2},
+        text_config=text | {"decoder_start_token_id": 2, "forced_eos_token_id": 2},
     )
     images = transformers.CLIPImageProcessor(
         size={"height": 768, "width": 768}, do_center_crop=False, image_seq_length=577
@@ -165,21 +141,10 @@ def make_smolvlm(folder: Path) -> None:
     places = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
     marks = ["<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<|im_start|>", *places]
     tokenizer = captioners.make_tokenizer(["<image>", *marks])
-    text = {
-        "model_type": "llama",
-        "hidden_size": 960,
-        "intermediate_size": 2560,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 15,
-        "num_key_value_heads": 5,
-        "max_position_embeddings": 8192,
-        "vocab_size": SMOL_WORDS,
-        **ENDS,
-    }
     config = transformers.SmolVLMConfig(
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
         scale_factor=4,
-        text_config=text,
+        text_config=SIZES["smolvlm-text"] | ENDS,
         vision_config={**BASE, "image_size": 512, "patch_size": 16},
     )
     images = transformers.SmolVLMImageProcessor(
@@ -200,40 +165,13 @@ def make_qwen(folder: Path) -> None:
     image, video, start, end = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
     tokenizer = captioners.make_tokenizer([image, video, start, end, "<|im_start|>", "<|im_end|>"])
     number = tokenizer.convert_tokens_to_ids
-    rope = {
-        "rope_type": "default",
-        "rope_theta": 5e6,
-        "mrope_section": [24, 20, 20],
-        "mrope_interleaved": True,
-    }
-    text = {
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": QWEN_WORDS,
-        "max_position_embeddings": 262144,
-        "rope_parameters": rope,
-        **ENDS,
-    }
-    vision = {
-        "depth": 24,
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_heads": 16,
-        "patch_size": 16,
-        "out_hidden_size": 2048,
-        "deepstack_visual_indexes": [5, 11, 17],
-    }
     config = transformers.Qwen3VLConfig(
         image_token_id=number(image),
         video_token_id=number(video),
         vision_start_token_id=number(start),
         vision_end_token_id=number(end),
-        text_config=text,
-        vision_config=vision,
+        text_config=SIZES["qwen-text"] | ENDS,
+        vision_config=SIZES["qwen-vision"],
         tie_word_embeddings=True,
     )
     processor = transformers.Qwen3VLProcessor(
@@ -268,51 +206,15 @@ def make_lighton(folder: Path) -> None:
     save(folder, "LightOnOcrForConditionalGeneration", config, processor)
 
 
-RF_DETR_SMALL = {
-    "backbone_config": transformers.RfDetrDinov2Config(
-        hidden_size=384,
-        num_hidden_layers=12,
-        num_attention_heads=6,
-        image_size=512,
-        patch_size=16,
-        num_windows=2,
-        out_features=["stage3", "stage6", "stage9", "stage12"],
-    ),
-    "decoder_layers": 3,
-    "num_queries": 300,
-}
-CLIP_TEXT = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-}
-D_FINE_NANO = {
-    "backbone_config": transformers.HGNetV2Config(
-        hidden_sizes=[64, 256, 512, 1024],
-        stem_channels=[3, 16, 16],
-        stage_in_channels=[16, 64, 256, 512],
-        stage_mid_channels=[16, 32, 64, 128],
-        stage_out_channels=[64, 256, 512, 1024],
-        stage_num_blocks=[1, 1, 2, 1],
-        stage_numb_of_layers=[3, 3, 3, 3],
-        use_learnable_affine_block=True,
-        out_indices=[3, 4],
-    ),
-    "encoder_in_channels": [512, 1024],
-    "encoder_hidden_dim": 128,
-    "encoder_ffn_dim": 512,
-    "encode_proj_layers": [1],
-    "feat_strides": [16, 32],
-    "num_feature_levels": 2,
-    "d_model": 128,
-    "decoder_in_channels": [128, 128],
-    "decoder_ffn_dim": 512,
-    "decoder_layers": 3,
-    "decoder_n_points": [6, 6],
-    "depth_mult": 0.5,
-    "hidden_expansion": 0.34,
-}
+def make_rf_detr(folder: Path) -> None:
+    backbone = transformers.RfDetrDinov2Config(**SIZES["rf-detr-backbone"])
+    sizes = {"backbone_config": backbone, "decoder_layers": 3, "num_queries": 300}
+    make_detector("RfDetr", "RfDetrImageProcessor", 512, **sizes)(folder)
+
+
+def make_d_fine_nano(folder: Path) -> None:
+    backbone = transformers.HGNetV2Config(**SIZES["d-fine-backbone"])
+    make_detector("DFine", "RTDetrImageProcessor", 640, backbone_config=backbone, **SIZES["d-fine"])(folder)
 
 
 # By stage and name in the catalog.
@@ -321,21 +223,15 @@ ARCHITECTURES: dict[str, dict[str, Callable[[Path], None]]] = {
         "yolov8n": make_yolo("yolov8n"),
         "yolo26m": make_yolo("yolo26m"),
         "rt-detrv2-r50": make_detector("RTDetrV2", "RTDetrImageProcessor", 640),
-        "d-fine-nano": make_detector("DFine", "RTDetrImageProcessor", 640, **D_FINE_NANO),
+        "d-fine-nano": make_d_fine_nano,
         "d-fine-large": make_detector("DFine", "RTDetrImageProcessor", 640),
-        "rf-detr-small": make_detector("RfDetr", "RfDetrImageProcessor", 512, **RF_DETR_SMALL),
+        "rf-detr-small": make_rf_detr,
     },
     "clip": {
-        "clip-b32": make_clip(
-            224,
-            32,
-            BASE,
-            BASE | {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8},
-            512,
-        ),
-        "clip-l14": make_clip(224, 14, LARGE, CLIP_TEXT, 768),
+        "clip-b32": make_clip(224, 32, BASE, SIZES["clip-text"], 512),
+        "clip-l14": make_clip(224, 14, LARGE, BASE, 768),
         "siglip2-b16-224": make_siglip(224, 16, BASE),
-        "siglip2-so400m-384": make_siglip(384, 16, SO400M),
+        "siglip2-so400m-384": make_siglip(384, 16, SIZES["so400m"]),
     },
     "blip": {
         "blip-base": make_blip(BASE),

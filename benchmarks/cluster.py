@@ -116,11 +116,8 @@ def visiond(where: Path, *words: str) -> None:
 
 
 def measure_standard(folder: Path, place: Place, images: int, repeat: int, rounds: int) -> None:
-    machine = MachineInfo.this()
     place.make_pack()
-    inbox = place.make_inbox(place.make_images(images), repeat * max(1, len(machine.gpus)))
-    total = sum(1 for _ in inbox.iterdir())
-    print(f"{', '.join(machine.gpus) or 'no GPU'}; {machine.cores} cores; {total:,} files", flush=True)
+    inbox = place.make_inbox(place.make_images(images), repeat * max(1, len(MachineInfo.this().gpus)))
 
     def prepare(output: Path) -> Path:
         output.mkdir()

@@ -278,7 +278,8 @@ def time_order(folder: Path, images: int) -> None:
             for name in ORDERS:
                 times, kept = list[float](), list[float]()
                 for turn in range(20):
-                    touch(folder, images + turn)  # as if an image had come
+                    with closing(sqlite3.connect(folder / "search" / "index.sqlite")) as index, index:
+                        index.execute("UPDATE about SET entries = ?", (images + turn,))  # as if one had come
                     started = time.perf_counter()
                     found = searcher.disagreeing(parse(query), name)
                     times.append(1000 * (time.perf_counter() - started))
@@ -301,11 +302,6 @@ def time_order(folder: Path, images: int) -> None:
         started = time.process_time()
         searcher.disagreeing(parse(""), "disagreement", 9 * images // 10)
         print(f"50 after the first {9 * images // 10:,}: {time.process_time() - started:.1f} s of CPU")
-
-
-def touch(folder: Path, entries: int) -> None:
-    with closing(sqlite3.connect(folder / "search" / "index.sqlite")) as index, index:
-        index.execute("UPDATE about SET entries = ?", (entries,))
 
 
 def fill(index: sqlite3.Connection, images: int) -> None:

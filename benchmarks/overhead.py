@@ -1,5 +1,4 @@
-"""Measures the cost of the daemon itself: four fake stages compared with a bare loop, on the same files,
-in the same run.
+"""Measures the cost of the daemon itself: four fake stages compared with a bare loop, on the same files, in the same run.
 
     python -m benchmarks.overhead --files 20000 --rounds 3
     python -m benchmarks.overhead --executors 1 2 4 --workers 8 --files 200000 --rounds 3 --folder /dev/shm

@@ -3,8 +3,7 @@
     python -m benchmarks.profile --count 1000 --batch 128
     python -m benchmarks.profile --kind phone --count 256
 
---kind is one of `visiond bench --inputs`.
-`visiond bench` measures how fast the daemon is; this shows where its time goes.
+--kind is one of `visiond bench --inputs`, which measures how fast the daemon is; this shows where its time goes.
 """
 
 from __future__ import annotations

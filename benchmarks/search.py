@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
-import platform
 import random
 import re
 import shutil
@@ -284,7 +282,6 @@ def compare(searcher: Searcher, images: int) -> None:
 
 def main() -> None:
     options = read_options(__doc__, images=100_000, folder=TEMPORARY)
-    print(f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}")
     with work_folder(options.folder) as folder:
         search(folder, options.images)
 

@@ -49,12 +49,9 @@ def try_sizes(order: RateRequest, images: Sequence[Tensor], call: Call) -> Measu
             with torch.inference_mode():
                 rates.append(ModelRate(size, size / time_calls(run, order.seconds)))
         except Exception as error:  # noqa: BLE001 - a library may raise anything for a batch that it cannot do
-            return Measurement(
-                rates, problem=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            )
-        if len(rates) > 1 and rates[-1].images_per_second < GAIN * max(
-            rate.images_per_second for rate in rates[:-1]
-        ):
+            why = (str(error).splitlines() or [""])[0]
+            return Measurement(rates, problem=f"{type(error).__name__}: {why}")
+        if rates[-1].images_per_second < GAIN * max((r.images_per_second for r in rates[:-1]), default=0.0):
             break
     return Measurement(rates)
 

@@ -2,7 +2,6 @@
 
     python -m benchmarks.training --gpus 1 2 --model rf-detr-small    on GPUs
     python -m benchmarks.training --gpus 1 --model clip-b32 --batch 64 --images 64 --steps 4 --head-only      on a CPU
-    python -m benchmarks.training --gpus 1 2 --tiny --images 48 --batch 2 --steps 6     two processes on a CPU
 
 Trains on drawn scenes, whose truth is their label, with the same batch for each GPU; nothing is held out. The images are read,
 decoded and resized as in any training. The rate is the median of the log's lines after the first fifth of the steps.
@@ -20,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.architectures import ARCHITECTURES
 from benchmarks.harness import TEMPORARY, read_options, work_folder
 from daemon.core.labels import Kind, ObjectLabel
 from daemon.system.gpus import list_gpus
@@ -30,9 +30,6 @@ from visiond.training.job import DEFAULTS, KINDS, STAGES, Task, TrainingJob, wri
 from visiond.training.launch import train
 from visiond.training.log import read_log
 from visiond.training.settings import LOG, TrainingPlace
-
-GIB = 1 << 30
-TINY = "rf_detr"  # of the tests
 
 
 def label_scenes(folder: Path, count: int, kind: Kind) -> Data:
@@ -49,20 +46,7 @@ def label_scenes(folder: Path, count: int, kind: Kind) -> Data:
 
 
 def find_task(model: str) -> Task:
-    from benchmarks.architectures import ARCHITECTURES
-
     return next(task for task, stage in STAGES.items() if model in ARCHITECTURES[stage])
-
-
-def make_base(options: Namespace, folder: Path) -> None:
-    if options.tiny:
-        from tests.stages.checkpoints import DETECTORS
-
-        DETECTORS[TINY](folder)
-        return
-    from benchmarks.architectures import ARCHITECTURES
-
-    ARCHITECTURES[STAGES[find_task(options.model)]][options.model](folder)
 
 
 def measure(
@@ -103,7 +87,6 @@ def main() -> None:
         __doc__,
         gpus=[1, 2],
         model="rf-detr-small",
-        tiny=False,
         images=1024,
         batch=16,
         steps=100,
@@ -116,9 +99,9 @@ def main() -> None:
     if gpus and max(options.gpus) > len(gpus):
         raise SystemExit(f"there are {len(gpus)} GPUs here: --gpus {max(options.gpus)} needs more.")
     with work_folder(Path(options.temporary)) as folder:
-        task = "detector" if options.tiny else find_task(options.model)
+        task = find_task(options.model)
         data = label_scenes(folder / "images", options.images, KINDS[task])
-        make_base(options, folder / "base")
+        ARCHITECTURES[STAGES[task]][options.model](folder / "base")
         rates: dict[int, float] = {}
         for count in options.gpus:
             places = gpus[:count] or [TrainingPlace("", "CPU")] * count
@@ -126,7 +109,7 @@ def main() -> None:
             found = measure(options, task, data, folder / "base", folder / f"work-{count}", places)
             rates[count] = found["rate"]
             print(
-                f"{count} × {places[0].name}: {found['rate']:.1f} images/s, {found['memory'] / GIB:.1f} GiB each, "
+                f"{count} × {places[0].name}: {found['rate']:.1f} images/s, {found['memory'] / (1 << 30):.1f} GiB each, "
                 f"{found['micro_batch']} at once, {found['rate'] / rates[options.gpus[0]]:.2f} × the first",
                 flush=True,
             )

@@ -49,16 +49,11 @@ def tune(place: Place, images: Path, count: int, seconds: float, kept: Path) -> 
     return msgspec.convert(answer["best"], Trial), [trial for trial in trials if not trial.failure]
 
 
-def write_settings(place: Place, settings: TunedSettings) -> None:
-    """Into its configuration, after `place.prepare`."""
-    place.config_file.write_text(set_keys(place.config_file.read_text(), keys_of(settings)))
-
-
 def run_once(place: Place, images: list[Path], settings: TunedSettings, least: int) -> float:
     """Images per second of `visiond run --once` with these settings, in the steady part."""
     inbox = place.make_inbox(images, max(2, math.ceil(least / len(images))))
     config = place.prepare(inbox)
-    write_settings(place, settings)
+    place.config_file.write_text(set_keys(place.config_file.read_text(), keys_of(settings)))
     with Throwaway(config, place.config_file, "--once") as daemon:
         daemon.wait_until_done()
     return measure_rate(sorted(file.stat().st_mtime for file in config.output.results.iterdir()))[0]

@@ -105,11 +105,10 @@ def measure(
             for process, then in zip(processes, before, strict=True)
         }
         wait_for(daemon, "done", len(load_of.seconds))
-        took = time.monotonic() - load_of.until + seconds
     rows = ask_ledger(folder, "SELECT COUNT(*), COUNT(DISTINCT path) FROM image WHERE status = 1")
     assert rows == [(len(load_of.seconds),) * 2], f"{rows} images for {len(load_of.seconds)} uploads"
     of_each = load_of.seconds[warm:]
-    return len(of_each) / seconds, sorted(of_each), used | {"results after (s)": took}
+    return len(of_each) / seconds, sorted(of_each), used
 
 
 def _family(pid: int) -> list[psutil.Process]:
@@ -134,7 +133,7 @@ def _kind_of(process: psutil.Process) -> str:
 
 def main() -> None:
     options = read_options(__doc__, seconds=10.0, runs=3, connections=16, kilobytes=4, folder=TEMPORARY)
-    rates, middles, slowest = [], [], []
+    rates, middles, slowest = list[float](), list[float](), list[float]()
     for _ in range(options.runs):
         with work_folder(options.folder) as folder:
             rate, seconds, used = measure(
@@ -143,11 +142,10 @@ def main() -> None:
         rates.append(rate)
         middles.append(1e3 * seconds[len(seconds) // 2])
         slowest.append(1e3 * seconds[len(seconds) * 99 // 100])
-        took = used.pop("results after (s)")
         cores = ", ".join(
             f"{kind} {share:.2f} ({1e3 * share / rate:.2f} ms each)" for kind, share in used.items()
         )
-        print(f"{rate:,.0f} uploads/s, results after {took:.2f} s; cores: {cores}", flush=True)
+        print(f"{rate:,.0f} uploads/s; cores: {cores}", flush=True)
     print(
         f"{options.kilobytes} KiB each, {options.connections} connections: {spread(rates)} uploads/s, "
         f"median {spread(middles, 1)} ms, 99 % {spread(slowest, 1)} ms"
