@@ -33,6 +33,7 @@ from daemon.exports.export import FILES
 from daemon.exports.formats import FOLDERS
 from daemon.ledger.record import Record
 from daemon.terminal.options import Format
+from daemon.unpacking.kinds import SUFFIXES
 from stages.contract.base import UNFAMILIAR
 from tests.makers import make_outputs, make_record
 
@@ -267,6 +268,23 @@ def test_webdataset_reads_each_image_with_its_sidecar_and_caption(
         assert sample["json"] == image.record.sidecar
         assert sample["txt"].decode() == image.caption
     assert len({sample["__key__"] for sample in samples}) == len(images)
+
+
+def test_an_image_from_a_tar_keeps_the_key_that_it_had_there(tmp_path: Path) -> None:
+    """In a shard no two images have one."""
+    tars = [f"a{suffix.decode()}.unpacked" for suffix in SUFFIXES["tar"]]
+    names = [f"{tars[0]}/sub/0001.jpg", f"{tars[1]}/sub/0002.left.jpg", f"{tars[1]}/sub/0002.right.jpg"]
+    names += [f"x/{each}/{n}.jpg" for n, each in enumerate(tars[2:])] + [
+        f"{tars[0]}/.jpg",
+        f"{tars[-1]}/0.jpg",
+    ]
+    names += ["a.zip.unpacked/3.jpg", "0.jpg"]
+    found = [make_record(tmp_path, n.encode(), b"%d" % i, id=i) for i, n in enumerate(names, 101)]
+    folder = write(tmp_path / "shards", "webdataset", named(found))
+    with tarfile.open(folder / "shard-000000.tar") as tar:
+        keys = [each.removesuffix(".json") for each in tar.getnames() if each.endswith(".json")]
+    assert keys[:3] == ["sub/0001", "sub/0002", "sub/0002-103"]
+    assert keys[3:] == [*"01234", "109", "0-110", "a.zip.unpacked/3-111", "0-112"]
 
 
 def test_webdataset_leaves_out_a_file_whose_bytes_have_changed(tmp_path: Path) -> None:
