@@ -16,7 +16,7 @@ from daemon.core.sidecar import cut_name
 from daemon.ledger.record import Record
 from stages.contract.base import UNFAMILIAR
 from stages.contract.binning import has_text, likely_tags, sure_text_of
-from stages.registry.registry import kind_of
+from stages.registry.registry import kind_of, list_variants
 
 Explain = Callable[[int], Mapping[str, Any] | None]  # signal, stage and score of what disagrees in an image
 Write = Callable[[Path, Iterator["Answered"]], None]  # makes the files of a format in an empty folder
@@ -105,6 +105,12 @@ class ImageAnswers:
         scored = [(tag["label"], tag["score"]) for tag in answered]
         likely = {*likely_tags(scored)}
         return [tag for tag in scored if tag[0] in likely]
+
+    @cached_property
+    def classes(self) -> list[tuple[str, str, float]]:
+        """Of each classifier its name, and the label with the highest score."""
+        said = [(stage, self.document[stage]) for stage in list_variants("classifier", self.document)]
+        return [(stage, answer["label"], answer["score"]) for stage, answer in said]
 
     def _cut(self, box: list[float]) -> Box:
         width, height = self.size
