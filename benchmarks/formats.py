@@ -7,6 +7,8 @@ is for, and compares every row with the ledger; and the same for each sink that 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import shutil
 import time
 from pathlib import Path
 
@@ -50,13 +52,18 @@ def judge(format: str, images: list[Answered], reader: Reader, config: Config, f
     say(format, target, images, time.monotonic() - started)
     if format in FOLDER_SINKS:
         results = config.output.folder_of(format)
-        say(format, results if format == "lance" else results / config.inbox[0].name, images)
+        if format == "label-studio":  # the sink writes single tasks only
+            shutil.copy(target / "config.xml", results)
+            (results / "tasks.json").write_text("[]")
+        whole = format in ("lance", "yolo", "label-studio")
+        say(format, results if whole else results / config.inbox[0].name, images)
 
 
 def say(format: str, target: Path, images: list[Answered], seconds: float | None = None) -> None:
     """seconds: that an export took."""
     started = time.monotonic()
-    found = compare(format, target, images, Path(images[0].location).parent)
+    sink_name = name_in_sink if format == "yolo" and seconds is None else None
+    found = compare(format, target, images, Path(images[0].location).parent, sink_name)
     took = f"{time.monotonic() - started:.1f}"
     title, before = (f"{format}, sink", "") if seconds is None else (format, f"{seconds:.1f}, ")
     reader = f"{READERS[format].library} {found.version}"
@@ -64,6 +71,12 @@ def say(format: str, target: Path, images: list[Answered], seconds: float | None
         f"| {title} | {reader} | {found.images:,} | {len(found.differences):,} | {before}{took} |", flush=True
     )
     print(*found.differences[:3], sep="\n", end="")
+
+
+def name_in_sink(image: Answered) -> str:
+    """Of an inbox without a name."""
+    mark = hashlib.sha256(image.record.path).hexdigest()[:16]
+    return f"{mark[:2]}/{image.own_name('.jpg', mark).name}"
 
 
 if __name__ == "__main__":

@@ -132,16 +132,16 @@ class Answered(ImageAnswers):
         super().__init__(document, (record.width, record.height), labels)
         self.record, self.name, self.left_out = record, name, left_out
 
-    def own_name(self, suffix: str) -> PurePath:
-        """A name with its number, which no other image has: for a data set that has the images too. The suffix takes the
-        place of its own. Folders and dots are those of its name, but for what readers of data sets misunderstand: folders
-        called images or labels, and dots before the suffix. A name that is too long is cut."""
+    def own_name(self, suffix: str, mark: str = "") -> PurePath:
+        """A name with its number, or another mark, which no other image has: for a data set that has the images too. The
+        suffix takes the place of its own. Folders and dots are those of its name, but for what readers of data sets
+        misunderstand: folders called images or labels, and dots before the suffix. A name that is too long is cut."""
         place = PurePath(self.name)
         folders = (
             f"{part}_" if part.lower() in ("images", "labels") else part for part in place.parent.parts
         )
         stem = os.fsdecode(cut_name(os.fsencode(place.stem.replace(".", "_")), LONGEST_STEM))
-        return PurePath(*folders, f"{stem}-{self.record.id}{suffix}")
+        return PurePath(*folders, f"{stem}-{mark or self.record.id}{suffix}")
 
     @property
     def digest(self) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
+import msgspec
+
 from daemon.core.labels import Box
 from daemon.core.urls import is_url
 from daemon.exports.answered import CONTROLS, Answered, Explain, ImageAnswers
@@ -64,6 +66,11 @@ def write_label_studio(
     classes = (_list(CLASSES.format(name=quoteattr(name)), "Choice", names[name]) for name in names)
     config = CONFIG.format(objects=objects, tags=tags, classes="".join(classes))
     (folder / "config.xml").write_text(config, encoding="utf-8", newline="\n")
+
+
+def write_task(image: Answered) -> str:
+    """A task in a file of its own, as Label Studio reads them from a storage."""
+    return msgspec.json.encode(_task(image, None)).decode() + "\n"
 
 
 def _collect(image: Answered, names: Mapping[str, dict[str, None]]) -> None:

@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -24,6 +24,9 @@ from tests.daemon.exports import reading
 
 # How much a number may differ, as the format has so many digits.
 TOLERANCES = {"yolo": 1e-6, "label-studio": 1e-9, "cvat": 5.1e-3, "hocr": 0.51, "alto": 1.01}
+
+
+Name = Callable[[Answered], str]
 
 
 class Comparison(NamedTuple):
@@ -46,13 +49,16 @@ def _python(environment: str) -> Path:
     return Path(sys.prefix, environment, "bin", "python")
 
 
-def compare(format: str, target: Path, images: Iterable[Answered], inbox: Path) -> Comparison:
-    """target: an export of these images in this format. inbox: the folder with the images."""
+def compare(
+    format: str, target: Path, images: Iterable[Answered], inbox: Path, name: Name | None = None
+) -> Comparison:
+    """target: an export of these images in this format. inbox: the folder with the images. name: what it calls an image, if
+    not as an export does."""
     python = _python(reading.READERS[format].environment)
     command = [str(each) for each in (python, reading.__file__, format, target)]
     told = subprocess.run(command, cwd=inbox, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     said = json.loads(told.stdout)
-    wanted = json.loads(json.dumps(dict(_expect(format, images)), default=str))
+    wanted = json.loads(json.dumps(dict(_expect(format, images, name)), default=str))
     rows = {str(name): row for name, row in said["rows"]}
     differences = sorted(rows.keys() ^ wanted.keys())
     differences += [
@@ -78,12 +84,12 @@ def _is_same(found: Any, wanted: Any, tolerance: float) -> bool:
     return isinstance(wanted, int | float) and abs(found - wanted) <= tolerance
 
 
-def _expect(format: str, images: Iterable[Answered]) -> Iterator[tuple[str, Any]]:
+def _expect(format: str, images: Iterable[Answered], named: Name | None) -> Iterator[tuple[str, Any]]:
     """By the name that the reader has for an image, its row."""
     taken = set[str]()
     for image in images:
         row = EXPECTED[format](image)
-        name = _name(format, image)
+        name = named(image) if named else _name(format, image)
         if page := PAGES.get(format):
             if name in taken:
                 name = image.own_name(page.suffix).name

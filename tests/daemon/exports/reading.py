@@ -91,7 +91,8 @@ def read_label_studio(folder: Path) -> Rows:
     from label_studio_sdk.label_interface.objects import TaskValue
 
     project = LabelInterface((folder / "config.xml").read_text("utf-8"))
-    for task in json.loads((folder / "tasks.json").read_text("utf-8")):
+    tasks = json.loads((folder / "tasks.json").read_text("utf-8"))  # none: each is in a file of its own
+    for task in tasks or (json.loads(each.read_text("utf-8")) for each in folder.rglob("*.jpg.json")):
         [predicted] = TaskValue(**task).predictions
         row = defaultdict[str, list[Any]](list)
         row["wrong"] = project.validate_prediction(task["predictions"][0], return_errors=True)
