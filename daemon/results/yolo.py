@@ -18,9 +18,10 @@ from daemon.core.urls import is_url
 from daemon.exports.answered import Answered
 from daemon.exports.webdataset import ending_of
 from daemon.exports.yolo import PARTS, describe, make_label, part_of, place_image, read_classes
+from daemon.inbox.disk import why_not_deleted
 from daemon.ledger.record import Record
 from daemon.results.files import SinkFile, put_files, write_file
-from daemon.system.mounts import KnownFolder, describe_closed
+from daemon.system.mounts import FolderAway, KnownFolder, describe_closed
 
 # Of all images that can be read.
 ENDINGS = [ending_of(each) for each in ("JPEG", "PNG", "GIF", "TIFF", "WEBP", "AVIF", "HEIF", "BMP", "PPM")]
@@ -46,7 +47,7 @@ class YoloSink:
         return describe_closed(self._folder)
 
     async def append(self, records: Sequence[Record]) -> None:
-        """Raises NotWritable, OSError."""
+        """Raises NotWritable, FolderAway, OSError."""
         last = {(record.inbox, record.path): record for record in records if record.status is JobStatus.DONE}
         if last:
             await to_thread.run_sync(self._put, [*last.values()], abandon_on_cancel=True)
@@ -107,8 +108,14 @@ class YoloSink:
 
 
 def _has_file(image: Answered) -> bool:
-    """Whether it can be in a data set."""
-    return not is_url(image.location) and image.record.has_file() and os.access(image.location, os.R_OK)
+    """Whether it can be in a data set. Raises FolderAway if it is not there, and may come back."""
+    record = image.record
+    if is_url(image.location) or record.has_file():
+        return not is_url(image.location) and os.access(record.location, os.R_OK)
+    is_missing = not os.path.lexists(record.location)
+    if is_missing and (why := why_not_deleted(record.inbox_path, record.path, record.seen_at)):
+        raise FolderAway(f"{image.location} cannot be linked: {why}")
+    return False
 
 
 def _place(image: Answered, path: bytes) -> None:

@@ -20,6 +20,7 @@ from daemon.exports.yolo import VALIDATED, read_classes
 from daemon.ledger.record import Record
 from daemon.results.files import put_files
 from daemon.results.yolo import YoloSink
+from daemon.system.mounts import FolderAway
 from tests.daemon.exports import reading
 from tests.makers import make_outputs, make_record
 
@@ -86,6 +87,19 @@ async def test_an_image_whose_file_is_gone_or_in_a_store_is_not_in_it(tmp_path: 
     (tmp_path / "images" / "a.jpg").unlink()
     await sink.append([record, make(tmp_path, "c.jpg", "dog", id=9)])
     assert read(tmp_path) == {"c.jpg": ["dog"]}
+
+
+async def test_while_the_mount_of_an_inbox_is_missing_its_images_wait(tmp_path: Path) -> None:
+    sink, record = make_sink(tmp_path), make(tmp_path, "a.jpg", "cat")
+    await sink.append([record])
+    (tmp_path / "images").rename(tmp_path / "unmounted")
+    (tmp_path / "images").mkdir()
+    with pytest.raises(FolderAway, match=r"a\.jpg cannot be linked: nothing has been deleted from"):
+        await sink.append([record])
+    (tmp_path / "images").rmdir()
+    (tmp_path / "unmounted").rename(tmp_path / "images")
+    await sink.append([record])
+    assert read(tmp_path) == {"a.jpg": ["cat"]}
 
 
 async def test_if_it_is_not_known_which_class_has_which_number_nothing_is_written(tmp_path: Path) -> None:
