@@ -51,7 +51,7 @@ def put_files(known: KnownFolder, files: Sequence[SinkFile]) -> None:
     """Write these files. None has its name before its bytes are on the disk. Two flushes of the file system take less time than
     one of each file. Raises OSError."""
     known.check()
-    named = [(temporary_name(paths[-1]), paths, make) for paths, make in files]
+    named = [(temporary_name(paths[-1]) if make else b"", paths, make) for paths, make in files]
     try:
         for temporary, _, make in named:
             if make:

@@ -92,19 +92,19 @@ class YoloSink:
         """Its labels, its image, and what there is of an earlier version with another format or in the other part."""
         inbox = self._inboxes.get(image.record.inbox_path, f"inbox-{image.record.inbox}")
         mark = hashlib.sha256(os.path.join(os.fsencode(inbox), image.record.path)).hexdigest()[:16]
-        own = part_of(image), ending_of(image.record.format)
+        file = image.own_name("", mark).name
 
-        def name(kind: str, part: str, ending: str) -> list[bytes]:
-            file = image.own_name(f".{ending}", mark).name
-            return [os.fsencode(self._folder / kind / part / mark[:2] / file)]
+        def name(kind: str, part: str, ending: str) -> bytes:
+            return os.fsencode(f"{self._folder}/{kind}/{part}/{mark[:2]}/{file}.{ending}")
 
-        for part in PARTS:
-            text = make_label(image, classes) if is_here and part == own[0] else None
-            label = None if text is None else partial(write_file, data=text.encode())
-            yield SinkFile(name("labels", part, "txt"), label)
-        for place in itertools.product(PARTS, ENDINGS):
-            is_own = is_here and place == own
-            yield SinkFile(name("images", *place), partial(_place, image) if is_own else None)
+        label = name("labels", part_of(image), "txt")
+        picture = name("images", part_of(image), ending_of(image.record.format))
+        if is_here:
+            yield SinkFile([label], partial(write_file, data=make_label(image, classes).encode()))
+            yield SinkFile([picture], partial(_place, image))
+        known = {name("labels", part, "txt") for part in PARTS}
+        known |= {name("images", *place) for place in itertools.product(PARTS, ENDINGS)}
+        yield SinkFile(sorted(known - {label, picture} if is_here else known), None)
 
 
 def _has_file(image: Answered) -> bool:
