@@ -1,9 +1,6 @@
-"""Compares what Lance has with what Parquet has, for images of a daemon with fake stages, and measures the sink lance.
+"""Measures groups of the sink lance when its data set has so many rows already, all in files of 8,192.
 
-With --rows, the sink gets groups when its data set has as many rows already, all in files of 8,192.
-
-    python -m benchmarks.lance --images 10000
-    python -m benchmarks.lance --rows 1000000
+python -m benchmarks.lance --rows 1000000
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import pyarrow.parquet
 
 from benchmarks.harness import (
     FAKES,
@@ -29,9 +25,7 @@ from benchmarks.harness import (
     spread,
     work_folder,
 )
-from daemon.exports.choice import ExportChoice
 from daemon.exports.columns import ExportColumns
-from daemon.exports.export import export_records
 from daemon.exports.lance import LanceSink, load_library, write_lance
 from daemon.ledger.records import Reader
 from daemon.results.outbox import GROUP
@@ -40,35 +34,15 @@ SINK = '[output]\nsinks = ["lance"]\n'
 
 
 def main() -> None:
-    options = read_options(__doc__, images=0, rows=0, groups=40, folder=TEMPORARY)
+    options = read_options(__doc__, rows=1_000_000, groups=40, folder=TEMPORARY)
     with work_folder(options.folder) as folder:
-        make_files(folder / "inbox", options.images or GROUP, seed=1)
-        rate = run_fakes(folder, SINK + FAKES).whole
+        make_files(folder / "inbox", GROUP, seed=1)
+        run_fakes(folder, SINK + FAKES)
         config = fake_daemon(folder).config
         with contextlib.closing(Reader(config.state.path / "ledger.sqlite")) as reader:
             columns = ExportColumns(config.stage_names, models=True)
-            if options.images:
-                print(f"{rate:,.0f} images/s with the sink")
-                compare(reader, columns, folder)
-            else:
-                records = [*reader.finished()]
-                anyio.run(measure, LanceSink(config), folder, records, columns, options)
-
-
-def compare(reader: Reader, columns: ExportColumns, folder: Path) -> None:
-    for name in ("all.parquet", "all.lance"):
-        started = time.monotonic()
-        format = name.removeprefix("all.")
-        count = export_records(
-            reader, folder / name, format, ExportChoice(), columns, lambda done, total: None
-        )
-        print(f"{name}: {count:,} images in {time.monotonic() - started:.1f} s")
-    expected = pyarrow.parquet.read_table(folder / "all.parquet")
-    for name in ("all.lance", "results.lance"):
-        found = load_library().dataset(folder / name).to_table().sort_by("id").select(expected.column_names)
-        pairs = itertools.zip_longest(found.to_pylist(), expected.to_pylist())
-        different = sum(ours != theirs for ours, theirs in pairs)
-        print(f"{name}: {len(found):,} rows, {different:,} of them different from Parquet's")
+            records = [*reader.finished()]
+            anyio.run(measure, LanceSink(config), folder, records, columns, options)
 
 
 async def measure(

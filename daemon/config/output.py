@@ -11,9 +11,9 @@ from daemon.config.sections import Section
 from daemon.config.values import check_webhook_url
 from daemon.core.urls import check_bucket
 
-FileSinkName = Literal["captions", "hocr", "alto", "xmp", "xmp-adobe"]
+FileSinkName = Literal["captions", "hocr", "alto", "xmp", "xmp-adobe", "label-studio"]
 FILE_SINKS = frozenset(get_args(FileSinkName))  # with a file for each image
-FOLDER_SINKS = FILE_SINKS | {"lance"}
+FOLDER_SINKS = FILE_SINKS | {"lance", "yolo"}
 
 
 class WebhookSection(Section):
@@ -47,12 +47,12 @@ class OutputSection(Section):
     """Folder of the bins A, B, C, …"""
     bins: Literal["none", "link", "copy", "move"] = "none"
     """What goes into a bin: a symbolic link to the image's absolute path, a copy, or the image itself."""
-    sinks: list[Literal["jsonl", "webhook", "store", "lance", FileSinkName]] = []
+    sinks: list[Literal["jsonl", "webhook", "store", "lance", "yolo", FileSinkName]] = []
     """More outputs. jsonl: append each new record that is DONE to <results>.jsonl, at least once per id; a redo appends another
     line. webhook: post each record that is DONE or FAILED to [output.webhook] url, up to 128 in a request. store: upload each
-    sidecar to [output.store] url. lance: write a row for each image that is DONE to the data set <results>.lance. captions,
-    hocr, alto, xmp, xmp-adobe: write the file of this export for each image that is DONE to the folder <results>.<sink>. A sink
-    that fails delays nothing else."""
+    sidecar to [output.store] url. lance: write a row for each image that is DONE to the data set <results>.lance. yolo: the
+    same for the data set <results>.yolo. captions, hocr, alto, xmp, xmp-adobe, label-studio: write the file of this export, for
+    label-studio a task, for each image that is DONE to the folder <results>.<sink>. A sink that fails delays nothing else."""
     webhook: WebhookSection = WebhookSection()
     store: StoreSection = StoreSection()
 

@@ -16,7 +16,7 @@ from daemon.core.sidecar import cut_name
 from daemon.ledger.record import Record
 from stages.contract.base import UNFAMILIAR
 from stages.contract.binning import has_text, likely_tags, sure_text_of
-from stages.registry.registry import kind_of
+from stages.registry.registry import kind_of, list_variants
 
 Explain = Callable[[int], Mapping[str, Any] | None]  # signal, stage and score of what disagrees in an image
 Write = Callable[[Path, Iterator["Answered"]], None]  # makes the files of a format in an empty folder
@@ -106,6 +106,12 @@ class ImageAnswers:
         likely = {*likely_tags(scored)}
         return [tag for tag in scored if tag[0] in likely]
 
+    @cached_property
+    def classes(self) -> list[tuple[str, str, float]]:
+        """Of each classifier its name, and the label with the highest score."""
+        said = [(stage, self.document[stage]) for stage in list_variants("classifier", self.document)]
+        return [(stage, answer["label"], answer["score"]) for stage, answer in said]
+
     def _cut(self, box: list[float]) -> Box:
         width, height = self.size
         x0, y0, x1, y1 = box
@@ -126,16 +132,16 @@ class Answered(ImageAnswers):
         super().__init__(document, (record.width, record.height), labels)
         self.record, self.name, self.left_out = record, name, left_out
 
-    def own_name(self, suffix: str) -> PurePath:
-        """A name with its number, which no other image has: for a data set that has the images too. The suffix takes the
-        place of its own. Folders and dots are those of its name, but for what readers of data sets misunderstand: folders
-        called images or labels, and dots before the suffix. A name that is too long is cut."""
+    def own_name(self, suffix: str, mark: str = "") -> PurePath:
+        """A name with its number, or another mark, which no other image has: for a data set that has the images too. The
+        suffix takes the place of its own. Folders and dots are those of its name, but for what readers of data sets
+        misunderstand: folders called images or labels, and dots before the suffix. A name that is too long is cut."""
         place = PurePath(self.name)
         folders = (
             f"{part}_" if part.lower() in ("images", "labels") else part for part in place.parent.parts
         )
         stem = os.fsdecode(cut_name(os.fsencode(place.stem.replace(".", "_")), LONGEST_STEM))
-        return PurePath(*folders, f"{stem}-{self.record.id}{suffix}")
+        return PurePath(*folders, f"{stem}-{mark or self.record.id}{suffix}")
 
     @property
     def digest(self) -> str:

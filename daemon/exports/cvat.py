@@ -1,5 +1,5 @@
 """CVAT for images 1.1 (https://docs.cvat.ai/docs/dataset_management/formats/format-cvat): annotations.xml has objects as boxes,
-lines of text as polygons, tags and the caption as tags; labels.json has the labels of a task or project for them."""
+lines of text as polygons; tags, classes and captions as tags; labels.json has the labels of a task or project for them."""
 
 from __future__ import annotations
 
@@ -89,6 +89,8 @@ def _shapes(image: Answered) -> Iterator[Shape]:
         yield "polygon", LINE, drawn | {"points": points}, {"text": text, "score": f"{score:.3f}"}
     for label, score in image.tags:
         yield "tag", label, people.get(Kind.TAGS, {}), {"score": f"{score:.3f}"}
+    for stage, label, score in image.classes:
+        yield "tag", label, {}, {"classifier": stage, "score": f"{score:.3f}"}
     for caption in image.captions:
         yield "tag", CAPTION, people.get(Kind.CAPTION, {}), {"text": caption}
 

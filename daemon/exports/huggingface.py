@@ -26,10 +26,18 @@ FEATURES: dict[str, dict[str, Any]] = {  # the types of the columns, as the libr
     "lines": {"struct": [{"name": "text"} | TEXTS, *FOUND]},
     "objects": {"struct": [{"name": "category"} | TEXTS, *FOUND]},
     "tags": {"struct": [{"name": "label"} | TEXTS, {"name": "score"} | NUMBERS]},
+    "classes": {
+        "struct": [{"name": "classifier"} | TEXTS, {"name": "label"} | TEXTS, {"name": "score"} | NUMBERS]
+    },
     "labels": {"struct": [{"name": "kind"} | TEXTS, {"name": "origin"} | TEXTS]},
 }
 # By column.
-TASKS = {"caption": "image-to-text", "objects": "object-detection", "tags": "image-classification"}
+TASKS = {
+    "caption": "image-to-text",
+    "objects": "object-detection",
+    "tags": "image-classification",
+    "classes": "image-classification",
+}
 SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B")
 CARD = """---
 annotations_creators: {creators}
@@ -53,9 +61,11 @@ models: {models}
 | `lines` | text, score and box (x, y, width, height) of each line |
 | `objects` | category, score and box (x, y, width, height) of each object |
 | `tags` | label and score of each tag, the most likely one first |
+| `classes` | of each classifier its name, and the label with the highest score |
 | `labels` | what people say about this image, in place of the answer: kind (objects, tags, caption) and where that is from |
 
-The head of this file has all names of categories and tags under `classes`, and the types of the columns under `dataset_info`.
+The head of this file has all names of categories, tags and classes under `classes`, and the types of the columns under
+`dataset_info`.
 
 | stage | model | commit | license |
 |---|---|---|---|
@@ -81,7 +91,8 @@ def write_huggingface(folder: Path, images: Iterator[Answered]) -> None:
                 labelled += bool(image.origins)
                 seen["caption"] |= {"any"} if image.caption else set()
                 seen["objects"].update(row["objects"]["category"])
-                seen["tags"].update(row["tags"]["label"])
+                for column in ("tags", "classes"):
+                    seen[column].update(row[column]["label"])
             count += len(rows)
             out.write_table(arrow.Table.from_pylist(rows, schema))
     card = _describe(count, labelled, seen, describe_models(models))
@@ -117,6 +128,7 @@ def _row(image: Answered) -> dict[str, Any]:
         "lines": _columns(("text", "score", "bbox"), lines),
         "objects": _columns(("category", "score", "bbox"), objects),
         "tags": _columns(("label", "score"), image.tags),
+        "classes": _columns(("classifier", "label", "score"), image.classes),
         "labels": _columns(("kind", "origin"), image.origins.items()),
     }
 
@@ -140,9 +152,9 @@ def _describe(count: int, labelled: int, seen: Mapping[str, set[str]], models: l
         creators=_json(["machine-generated", *["other"] * bool(labelled)]),
         makers="the answers of models" + " and labels of people" * bool(labelled),
         people=people if labelled else "No person has checked these answers.",
-        tasks=_json([task for column, task in TASKS.items() if seen[column]]),
+        tasks=_json([*dict.fromkeys(task for column, task in TASKS.items() if seen[column])]),
         sizes=_json([size]),
-        classes=_json({column: sorted(seen[column]) for column in ("objects", "tags")}),
+        classes=_json({column: sorted(seen[column]) for column in ("objects", "tags", "classes")}),
         features=_json([{"name": name} | feature for name, feature in features.items()]),
         models=_json(known),
         table="\n".join(map(_table_row, known)),

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
+
+import msgspec
 
 from daemon.core.labels import Box
 from daemon.core.urls import is_url
@@ -22,7 +25,7 @@ LOCAL = "/data/local-files/?d="
 OBJECT = "object"  # a name for the first box
 CONFIG = """<View>
   <Image name="image" value="$image"/>
-{objects}{tags}  <Rectangle name="line" toName="image"/>
+{objects}{tags}{classes}  <Rectangle name="line" toName="image"/>
   <TextArea name="text" toName="image" perRegion="true" editable="true"/>
   <TextArea name="caption" toName="image" editable="true"/>
 </View>
@@ -35,6 +38,11 @@ TAGS = """  <Choices name="tags" toName="image" choice="multiple">
 {labels}
   </Choices>
 """
+CLASSES = """  <Header value={name}/>
+  <Choices name={name} toName="image" choice="single">
+{{labels}}
+  </Choices>
+"""
 
 
 def write_label_studio(
@@ -42,20 +50,36 @@ def write_label_studio(
 ) -> None:
     """boxes: let people draw them, even if no image has one yet. explain: says of each image, one after another, what
     disagrees, if that orders them."""
-    objects: dict[str, None] = {}  # in the order of their first appearance
-    tags: dict[str, None] = {}
+    # By control its labels, in the order of their first appearance.
+    names = defaultdict[str, dict[str, None]](dict)
     with (folder / "tasks.json").open("wb") as out:
         out.write(b"[")
         tasks = JsonArray(out)
         for image in images:
             tasks.add(_task(image, explain(image.record.id)))
-            for each in (image, _answers(image)):  # those of people, then those of predictions
-                objects.update(dict.fromkeys(label for label, _, _ in each.objects))
-                tags.update(dict.fromkeys(label for label, _ in each.tags))
+            _collect(image, names)
         out.write(b"]\n")
-    named = objects or dict.fromkeys([OBJECT] if boxes else ())
-    config = CONFIG.format(objects=_list(OBJECTS, "Label", named), tags=_list(TAGS, "Choice", tags))
+    if boxes and not names["objects"]:
+        names["objects"][OBJECT] = None
+    objects = _list(OBJECTS, "Label", names.pop("objects", {}))
+    tags = _list(TAGS, "Choice", names.pop("tags", {}))
+    classes = (_list(CLASSES.format(name=quoteattr(name)), "Choice", names[name]) for name in names)
+    config = CONFIG.format(objects=objects, tags=tags, classes="".join(classes))
     (folder / "config.xml").write_text(config, encoding="utf-8", newline="\n")
+
+
+def write_task(image: Answered) -> str:
+    """A task in a file of its own, as Label Studio reads them from a storage."""
+    return msgspec.json.encode(_task(image, None)).decode() + "\n"
+
+
+def _collect(image: Answered, names: Mapping[str, dict[str, None]]) -> None:
+    """The labels of each control."""
+    for each in (image, _answers(image)):  # those of people, then those of predictions
+        names["objects"].update(dict.fromkeys(label for label, _, _ in each.objects))
+        names["tags"].update(dict.fromkeys(label for label, _ in each.tags))
+    for stage, _, _ in image.classes:
+        names[stage].update(dict.fromkeys(image.document[stage]["scores"]))
 
 
 def _list(control: str, element: str, labels: Iterable[str]) -> str:
@@ -114,6 +138,8 @@ def _results(image: ImageAnswers) -> Iterator[dict[str, Any]]:
         yield result("textarea", "caption", {"text": image.captions})
     if image.tags:
         yield result("choices", "tags", {"choices": [label for label, _ in image.tags]})
+    for stage, label, score in image.classes:
+        yield result("choices", stage, {"choices": [label]}, score=score)
 
 
 def _percent(box: Box, image: ImageAnswers) -> dict[str, float]:

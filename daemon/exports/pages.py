@@ -22,7 +22,7 @@ HOCR = """<?xml version="1.0" encoding="UTF-8"?>
 <title>{name}</title>
 <meta http-equiv="Content-Type" content="text/html;charset=utf-8"/>
 <meta name="ocr-system" content="{model}"/>
-<meta name="ocr-capabilities" content="ocr_page ocr_line"/>
+<meta name="ocr-capabilities" content="ocr_page ocr_par ocr_line ocrx_word"/>
 </head>
 <body>
 <div class="ocr_page" id="page_1" title="image &quot;{name}&quot;; bbox 0 0 {width} {height}; ppageno 0">
@@ -70,11 +70,15 @@ def write_text(image: Answered) -> str:
 
 
 def write_hocr(image: Answered) -> str:
+    """Readers take the text from words in lines in paragraphs, so a line is one word, as nobody knows where its words are."""
     (width, height), lines = image.size, []
     for number, (text, score, corners) in enumerate(image.lines, 1):
         box = " ".join(str(round(value)) for value in bounds_of(corners))
         title = f"bbox {box}; x_wconf {round(100 * score)}"
-        lines.append(f'<span class="ocr_line" id="line_{number}" title="{title}">{_clean(text)}</span>')
+        word = f'<span class="ocrx_word" id="word_{number}" title="{title}">{_clean(text)}</span>'
+        lines.append(f'<span class="ocr_line" id="line_{number}" title="{title}">{word}</span>')
+    if lines:
+        lines = ['<p class="ocr_par">', *lines, "</p>"]
     lines += [
         f'<p class="ocr_par">{_clean(text)}</p>' for text in image.page_text.splitlines() if text.strip()
     ]
@@ -104,8 +108,9 @@ def write_alto(image: Answered) -> str:
 
 
 def write_xmp(image: Answered) -> str:
-    """Caption as dc:description, tags and objects as dc:subject: each label once, objects first."""
-    labels = dict.fromkeys([label for label, _, _ in image.objects] + [label for label, _ in image.tags])
+    """Caption as dc:description; as dc:subject objects, tags and, behind its name, what each classifier says: each once."""
+    classes = [": ".join((*stage.split("_", 1)[1:], label)) for stage, label, _ in image.classes]
+    labels = dict.fromkeys([label for label, *_ in image.objects + image.tags] + classes)
     parts = []
     if image.caption:
         caption = f'<rdf:li xml:lang="x-default">{_clean(image.caption)}</rdf:li>'

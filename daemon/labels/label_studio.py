@@ -14,6 +14,7 @@ import msgspec
 from daemon.core.errors import WrongArgument
 from daemon.core.labels import Box, Kind, LeftOut, ObjectLabel, Said
 from daemon.labels.saying import Exported, bounds, has_image_suffix, say
+from stages.registry.registry import kind_of
 
 UPLOADS, LOCAL_FILES = "/data/upload/", "/data/local-files/"
 UPLOADED = re.compile(r"^[0-9a-f]{8}-")  # before the name of an uploaded file
@@ -37,9 +38,14 @@ class _Value(msgspec.Struct):
 
 class _Result(msgspec.Struct):
     type: str = ""
+    from_name: str = ""
     value: _Value = msgspec.field(default_factory=_Value)
     original_width: float | None = None
     original_height: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.type == "choices" and kind_of(self.from_name) == "classifier":
+            self.type = self.from_name  # not known here: its labels are no tags
 
 
 class _Answer(msgspec.Struct):

@@ -189,9 +189,7 @@ class Destination:
             held = trouble
         self.known_bins.add(os.fsencode(record.bin))
         if self.bins_mode in ("link", "copy"):
-            present = record
-            if placed.location and placed.version:
-                present = dataclasses.replace(record, location=placed.location, version=placed.version)
+            present = where_it_is(record, placed)
             try:
                 folders.add(self._fill_bin(present))
             except Held as trouble:
@@ -314,9 +312,16 @@ def publish_records(records: Sequence[Record], destinations: Mapping[int, Destin
             published.placed.append(placed)
             if placed.location or not placed.is_held:
                 published.folders.update(folders)
-            published.records.append(record)
+            published.records.append(where_it_is(record, placed))
     check_folders(records, destinations)
     return published
+
+
+def where_it_is(record: Record, placed: Placed) -> Record:
+    """The record with the place of its file after publishing."""
+    if placed.location and placed.version:
+        return dataclasses.replace(record, location=placed.location, version=placed.version)
+    return record
 
 
 def check_folders(records: Sequence[Record], destinations: Mapping[int, Destination]) -> None:

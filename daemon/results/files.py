@@ -1,4 +1,4 @@
-"""A sink that writes an export's file for each image to a folder, as the image is finished. Each image has one name there, so
+"""Sinks that write an export's files for each image to a folder, as the image is finished. Each image has one name there, so
 a record that comes again replaces its file."""
 
 from __future__ import annotations
@@ -6,8 +6,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from anyio import to_thread
 
@@ -19,7 +21,8 @@ from daemon.core.hints import command
 from daemon.core.jobs import JobStatus
 from daemon.core.sidecar import sidecar_paths
 from daemon.exports.answered import Answered
-from daemon.exports.pages import PAGES
+from daemon.exports.label_studio import write_task
+from daemon.exports.pages import PAGES, PageFormat
 from daemon.ledger.record import Record
 from daemon.results.destinations import DISK_TROUBLE, unlink
 from daemon.system.mounts import KnownFolder, describe_closed
@@ -32,12 +35,47 @@ CREATE TABLE IF NOT EXISTS file (
 """
 
 
+# These sinks, and what is in a file.
+FILES = PAGES | {"label-studio": PageFormat(".json", write_task)}
+
+
+class SinkFile(NamedTuple):
+    """paths: the first of these names that is possible is the file's. make: writes it, with a temporary name; None: there is to
+    be none."""
+
+    paths: Sequence[bytes]
+    make: Callable[[bytes], None] | None
+
+
+def put_files(known: KnownFolder, files: Sequence[SinkFile]) -> None:
+    """Write these files. None has its name before its bytes are on the disk. Two flushes of the file system take less time than
+    one of each file. Raises OSError."""
+    known.check()
+    named = [(temporary_name(paths[-1]) if make else b"", paths, make) for paths, make in files]
+    try:
+        for temporary, _, make in named:
+            if make:
+                make(temporary)
+        sync_folders([known.path])
+        for temporary, paths, make in named:
+            if make:
+                _rename(temporary, paths)
+            else:
+                _unlink_all(paths)
+        sync_folders([known.path])
+    except BaseException:
+        with contextlib.suppress(OSError):
+            _unlink_all(temporary for temporary, _, make in named if make)
+        raise
+    known.check()
+
+
 class FileSink:
     """Records that are DONE: <results>.<sink>/<inbox's name>/<path><suffix>, the last state of each image."""
 
     def __init__(self, sink: str, config: Config) -> None:
         self._sink = sink
-        self._page = PAGES[sink]
+        self._page = FILES[sink]
         self._folder = os.fsencode(config.output.folder_of(sink))
         self._known = KnownFolder(self._folder)
         self._inboxes = {inbox.root: inbox.name for inbox in config.inbox}
@@ -58,32 +96,14 @@ class FileSink:
             await to_thread.run_sync(self._write_all, [*last.values()], abandon_on_cancel=True)
 
     def _write_all(self, records: Sequence[Record]) -> None:
-        """No file has its name before its bytes are on the disk. Two flushes of the file system take less time than one of each
-        file."""
-        self._known.check()
         texts = [self._page.make(self._answered(record)).encode() for record in records]
-        files = [
-            (text, temporary_name(paths[-1]), paths)
-            for text, paths in zip(texts, self._name(records, texts), strict=True)
-        ]
-        try:
-            for text, temporary, _ in files:
-                if text:
-                    _write(temporary, text)
-            sync_folders([self._folder])
-            for text, temporary, paths in files:
-                if text:
-                    _rename(temporary, paths)
-                else:
-                    for path in paths:
-                        unlink(path)
-            sync_folders([self._folder])
-        except BaseException:
-            for _, temporary, _ in files:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-            raise
-        self._known.check()
+        put_files(
+            self._known,
+            [
+                SinkFile(paths, partial(write_file, data=text) if text else None)
+                for text, paths in zip(texts, self._name(records, texts), strict=True)
+            ],
+        )
 
     def _answered(self, record: Record) -> Answered:
         path = record.path.decode(errors="replace")
@@ -167,7 +187,13 @@ class FileSink:
         return [own]
 
 
-def _write(path: bytes, data: bytes) -> None:
+def _unlink_all(paths: Iterable[bytes]) -> None:
+    """Raises OSError if one that is there cannot be removed."""
+    for path in paths:
+        unlink(path)
+
+
+def write_file(path: bytes, data: bytes) -> None:
     with os.fdopen(create(path), "wb") as file:
         file.write(data)
 

@@ -22,6 +22,7 @@ from daemon.ledger.record import Record
 from daemon.results.files import FileSink
 from daemon.results.uploads import StoreSink
 from daemon.results.webhook import WebhookSink
+from daemon.results.yolo import YoloSink
 from daemon.system.mounts import KnownFolder
 from stages.contract.folders import sync
 
@@ -89,6 +90,7 @@ SINKS: Mapping[str, Callable[[Config], Sink]] = {  # by their names in output.si
         config.output.store, {inbox.root: inbox.name for inbox in config.inbox}
     ),
     "lance": LanceSink,
+    "yolo": YoloSink,
     **{name: partial(FileSink, name) for name in FILE_SINKS},
 }
 

@@ -53,7 +53,7 @@ LABELS = {
     "of a refused upload, with [its status](http.md#an-upload-and-its-result): `request`, `cut` (400), `inbox` (403, 404), "
     "`changed` (409), `size` (413), `format` (415), `busy`, `waiting`, `disk` (429), `away`, `ledger` (503)",
     "segment": "its stages, joined by `+`",
-    "sink": "`jsonl`, `webhook`, `store`, `captions`, `hocr`, `alto`, `xmp`, `xmp-adobe`, `lance`",
+    "sink": "`jsonl`, `webhook`, `store`, `captions`, `hocr`, `alto`, `xmp`, `xmp-adobe`, `label-studio`, `lance`, `yolo`",
     "stage": "`ocr`, `yolo`, `clip`, `blip`, another stage of yours, or the name of a second look",
     "state": "`loading`, `ready`, `silent` (no heartbeat), `waiting` (for a restart), `closed`",
     "status": "the class of an answer's status: `2xx`, `3xx`, `4xx`, `5xx`",

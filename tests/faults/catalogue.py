@@ -525,8 +525,8 @@ ROWS = [
         kill_during_looks, {"kills": 100, "files": 1_000}, {"kills": 2, "files": 60}),
     Row("uploads", "kill -9 the daemon, its process group or the page while programs upload",
         "every 202 has exactly one result", kill_while_uploading, {"kills": 100}, {"kills": 3}),
-    Row("sinks", "kill -9 the daemon or its process group while sinks write a file and a row of Lance for each "
-        "image", f"{KILLED}; in each sink one file for each image, and one row", kill_while_sinks_write,
+    Row("sinks", "kill -9 the daemon or its process group while sinks write a file, labels for YOLO and a row of "
+        "Lance for each image", f"{KILLED}; in each sink one file for each image, and one row", kill_while_sinks_write,
         {"kills": 100, "files": 5_000}, {"kills": 4, "files": 200}),
     Row("60", "kill -9 at any call that publishes images whose files were renamed",
         "each keeps its number; one sidecar, under the new name; sinks get nothing", kill_while_renaming,

@@ -6,13 +6,10 @@ import io
 import json
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 import tarfile
 from contextlib import redirect_stdout
-from html.parser import HTMLParser
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 from xml.etree import ElementTree
@@ -33,43 +30,13 @@ from daemon.exports.export import FILES
 from daemon.exports.formats import FOLDERS
 from daemon.ledger.record import Record
 from daemon.terminal.options import Format
+from daemon.unpacking.kinds import SUFFIXES
 from stages.contract.base import UNFAMILIAR
+from tests.daemon.exports.comparing import compare, is_installed
+from tests.daemon.exports.reading import READERS
 from tests.makers import make_outputs, make_record
 
 WITH_FILES = ("captions", "hocr", "alto", "xmp", "xmp-adobe", "yolo", "webdataset")  # for each image
-LABEL_STUDIO = Path(sys.prefix, "label-studio", "bin", "python")  # its library wants an older numpy
-CHECK_TASKS = """
-import json, pathlib
-from label_studio_sdk.label_interface import LabelInterface
-project = LabelInterface(pathlib.Path("config.xml").read_text())
-tasks = json.loads(pathlib.Path("tasks.json").read_text())
-given = [prediction for task in tasks for prediction in task["predictions"]]
-wrong = [error for each in given for error in project.validate_prediction(each, return_errors=True)]
-print(json.dumps([[task["meta"]["visiond"]["id"] for task in tasks], wrong]))
-"""
-READ_SHARDS = """
-import pickle, sys
-import webdataset
-samples = list(webdataset.WebDataset(sys.argv[1:], shardshuffle=False, empty_check=False))
-sys.stdout.buffer.write(pickle.dumps([{key: s[key] for key in s if key != "__local_path__"} for s in samples]))
-"""
-READ_DATA_SETS = """
-import pickle, sys
-import datasets, yaml
-def read(folder):
-    card = yaml.safe_load(open(f"{folder}/README.md").read().split("---\\n")[1])
-    features = datasets.Features._from_yaml_list(card["dataset_info"]["features"])
-    found = {
-        "imagefolder": datasets.load_dataset("imagefolder", data_dir=folder, split="train"),
-        "folder": datasets.load_dataset(folder, split="train"),
-    }
-    rows = [row | {"image": row["image"].size} for row in found["imagefolder"]]
-    return {"features": str(found["imagefolder"].features), "rows": rows}, {
-        name: each.features == features for name, each in found.items()
-    }
-sys.stdout.buffer.write(pickle.dumps([read(folder) for folder in sys.argv[1:]]))
-"""
-EXIFTOOL = shutil.which("exiftool")
 # Labels, texts and names that JSON, YAML, XML, HTML or a path could misread.
 LABELS = ["cat", "traffic light", 'a "big" dog', "yes", "1", "<b>&amp;", "ключ: №", "- dash"]
 TEXTS = ["Total: 12,50 €", "<script>1 & 2</script>", "\u200fשלום", "bell\x07 tab\t end", "日本語の行"]
@@ -87,10 +54,13 @@ def answers(number: int) -> dict[str, Output]:
         {"text": text, "score": 0.95, "box": [[5, 6], [105.4, 8], [104, 30.6], [4, 28]]}
         for text in TEXTS[: number % 6]
     ] + [{"text": "gu3ss", "score": 0.95, "box": [[0, 0]] * 4, "guessed": True}]
-    given = {
+    given: dict[str, Any] = {
         "yolo": {"detections": detections, "count": len(labels), "unique": len(labels), "dispersion": 0.0},
         "ocr": {"lines": lines, "count": len(lines), "area_ratio": 0.1},
     }
+    if number % 5 == 2:
+        given["classifier_safety"] = {"label": "s&fe", "score": 0.75, "scores": {"s&fe": 0.75, "nsfw": 0.25}}
+        given["blip_long"] = {"text": f"a long caption {number}", "similarity": 0.5, "truncated": False}
     return make_outputs(number % 4) | {n: Output(msgspec.json.encode(a), 0.1) for n, a in given.items()}
 
 
@@ -129,33 +99,6 @@ def test_the_command_has_every_format() -> None:
     assert [*get_args(Format)] == [*FILES, "lance", *FOLDERS]
 
 
-@pytest.mark.filterwarnings(
-    "ignore:__array__ implementation doesn't accept a copy keyword"
-)  # pycocotools and numpy 2
-def test_pycocotools_reads_each_object_caption_and_line(tmp_path: Path, images: list[Answered]) -> None:
-    coco = pytest.importorskip("pycocotools.coco", reason="pycocotools is not installed: make tools")
-    folder = write(tmp_path / "coco", "coco", images)
-    with redirect_stdout(io.StringIO()):
-        instances, captions, text = (
-            coco.COCO(folder / f"{name}.json") for name in ("instances", "captions", "text")
-        )
-    for image in images:
-        [known] = instances.loadImgs(image.record.id)
-        assert (known["file_name"], known["width"], known["height"]) == (image.name, 640, 480)
-        found = instances.loadAnns(instances.getAnnIds(imgIds=image.record.id))
-        objects = [
-            (instances.cats[each["category_id"]]["name"], each["score"], tuple(each["bbox"]))
-            for each in found
-        ]
-        expected = [(n, score, (x0, y0, x1 - x0, y1 - y0)) for n, score, (x0, y0, x1, y1) in image.objects]
-        assert objects == expected
-        lines = text.loadAnns(text.getAnnIds(imgIds=image.record.id))
-        assert [each["utf8_string"] for each in lines] == [line for line, _, _ in image.lines]
-        assert [text.annToMask(each).any() for each in lines] == [True] * len(lines)
-        assert [each["caption"] for each in captions.imgToAnns[image.record.id]] == [image.caption]
-    assert sum(len(image.objects) for image in images) == len(instances.anns) > 20
-
-
 def test_the_main_caption_is_the_first_and_what_a_pack_does_not_know_is_none() -> None:
     said: dict[str, Any] = {"text": UNFAMILIAR, "similarity": None}
     further = {"text": "a red bicycle", "similarity": 0.3}
@@ -176,6 +119,24 @@ def test_the_main_caption_is_the_first_and_what_a_pack_does_not_know_is_none() -
         )
 
 
+@pytest.mark.parametrize("format", FOLDERS)
+def test_the_reader_of_a_format_finds_what_the_ledger_has(
+    tmp_path: Path, images: list[Answered], format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_installed(format):
+        pytest.skip(f"{READERS[format].library} is not installed: make tools")
+    monkeypatch.setattr("daemon.exports.webdataset.SHARD_IMAGES", 8)
+    if format == "cvat":  # its names have no suffix for datumaro
+        images = [image for image in images if image.record.format != "PNG"]
+    folder = write(tmp_path / "export", format, images)
+    found = compare(format, folder, images, tmp_path / "in")
+    assert (found.images, found.differences) == (len(images), [])
+    # Those of another image are noticed.
+    images[3].document["caption"] = {"text": "another", "similarity": 0.1}
+    images[3].__dict__.update(objects=[], lines=[])
+    assert len(compare(format, folder, images, tmp_path / "in").differences) == 1
+
+
 def test_answers_held_against_themselves_are_all_right_by_coco(
     tmp_path: Path, images: list[Answered]
 ) -> None:
@@ -190,36 +151,6 @@ def test_answers_held_against_themselves_are_all_right_by_coco(
         scores.accumulate()
         scores.summarize()
     assert scores.stats[0] == pytest.approx(1.0)
-
-
-def test_ultralytics_reads_the_boxes_of_every_image(tmp_path: Path, images: list[Answered]) -> None:
-    data = pytest.importorskip("ultralytics.data.dataset", reason="ultralytics is not installed: make setup")
-    from ultralytics.data.utils import check_det_dataset
-
-    folder = write(tmp_path / "yolo", "yolo", images)
-    described = check_det_dataset(str(folder / "data.yaml"), autodownload=False)
-    names = described["names"]
-    found: dict[str, list[tuple[str, list[float]]]] = {}
-    for part in {Path(described[part]).name for part in ("train", "val")}:
-        read = data.YOLODataset(
-            img_path=str(folder / "images" / part), data=described, augment=False, imgsz=64
-        )
-        for label in read.labels:
-            place = Path(label["im_file"]).relative_to(folder / "images" / part).as_posix()
-            boxes = zip(label["cls"].flatten(), label["bboxes"].tolist(), strict=True)
-            found[place] = [(names[int(number)], box) for number, box in boxes]
-    expected = {
-        str(image.own_name(".png" if image.name.endswith("png") else ".jpg")): [
-            (name, [(x0 + x1) / 1280, (y0 + y1) / 960, (x1 - x0) / 640, (y1 - y0) / 480])
-            for name, _, (x0, y0, x1, y1) in image.objects
-        ]
-        for image in images
-    }
-    assert found.keys() == expected.keys()
-    for place, things in found.items():
-        assert [name for name, _ in things] == [name for name, _ in expected[place]], place
-        for (_, box), (_, wanted) in zip(things, expected[place], strict=True):
-            assert box == pytest.approx(wanted, abs=1e-6)
 
 
 def test_a_jpeg_that_ultralytics_may_write_anew_is_a_copy_and_others_are_links(tmp_path: Path) -> None:
@@ -251,22 +182,21 @@ def test_equal_files_are_on_one_side_of_a_yolo_data_set(tmp_path: Path) -> None:
     assert 3 <= len(sides["val"]) <= 25, "a tenth of 100"
 
 
-def test_webdataset_reads_each_image_with_its_sidecar_and_caption(
-    tmp_path: Path, images: list[Answered], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("daemon.exports.webdataset.SHARD_IMAGES", 8)
-    folder = write(tmp_path / "shards", "webdataset", images)
-    shards = sorted(map(str, folder.iterdir()))
-    assert len(shards) == 3, "of 20 images"
-    # In a process of its own, as it leaves files open.
-    read = subprocess.run([sys.executable, "-c", READ_SHARDS, *shards], check=True, capture_output=True)
-    samples = pickle.loads(read.stdout)
-    for image, sample in zip(images, samples, strict=True):
-        [data] = (sample[ending] for ending in ("jpg", "png") if ending in sample)
-        assert data == Path(image.location).read_bytes()
-        assert sample["json"] == image.record.sidecar
-        assert sample["txt"].decode() == image.caption
-    assert len({sample["__key__"] for sample in samples}) == len(images)
+def test_an_image_from_a_tar_keeps_the_key_that_it_had_there(tmp_path: Path) -> None:
+    """In a shard no two images have one."""
+    tars = [f"a{suffix.decode()}.unpacked" for suffix in SUFFIXES["tar"]]
+    names = [f"{tars[0]}/sub/0001.jpg", f"{tars[1]}/sub/0002.left.jpg", f"{tars[1]}/sub/0002.right.jpg"]
+    names += [f"x/{each}/{n}.jpg" for n, each in enumerate(tars[2:])] + [
+        f"{tars[0]}/.jpg",
+        f"{tars[-1]}/0.jpg",
+    ]
+    names += ["a.zip.unpacked/3.jpg", "0.jpg"]
+    found = [make_record(tmp_path, n.encode(), b"%d" % i, id=i) for i, n in enumerate(names, 101)]
+    folder = write(tmp_path / "shards", "webdataset", named(found))
+    with tarfile.open(folder / "shard-000000.tar") as tar:
+        keys = [each.removesuffix(".json") for each in tar.getnames() if each.endswith(".json")]
+    assert keys[:3] == ["sub/0001", "sub/0002", "sub/0002-103"]
+    assert keys[3:] == [*"01234", "109", "0-110", "a.zip.unpacked/3-111", "0-112"]
 
 
 def test_webdataset_leaves_out_a_file_whose_bytes_have_changed(tmp_path: Path) -> None:
@@ -277,15 +207,6 @@ def test_webdataset_leaves_out_a_file_whose_bytes_have_changed(tmp_path: Path) -
     with tarfile.open(tmp_path / "shards" / "shard-000000.tar") as tar:
         assert {member.partition(".")[0] for member in tar.getnames()} == {"1-1"}
     assert left_out == [str(tmp_path / "2.jpg")]
-
-
-@pytest.mark.skipif(not LABEL_STUDIO.exists(), reason="label-studio-sdk is not installed: make tools")
-def test_label_studio_accepts_every_prediction(tmp_path: Path, images: list[Answered]) -> None:
-    folder = write(tmp_path / "tasks", "label-studio", images)
-    checked = subprocess.run([LABEL_STUDIO, "-c", CHECK_TASKS], cwd=folder, check=True, capture_output=True)
-    numbers, wrong = json.loads(checked.stdout)
-    assert numbers == [image.record.id for image in images]
-    assert wrong == []
 
 
 def test_a_task_of_label_studio_has_each_answer_in_percent(tmp_path: Path, images: list[Answered]) -> None:
@@ -309,24 +230,6 @@ def test_a_task_of_label_studio_has_each_answer_in_percent(tmp_path: Path, image
     assert task["data"]["image"] == f"/data/local-files/?d={str(tmp_path).lstrip('/')}/in/images/b%20c.png"
 
 
-class Hocr(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[tuple[str, str]] = []
-        self._title = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        known = dict(attrs)
-        self._title = str(known["title"]) if known.get("class") == "ocr_line" else ""
-
-    def handle_endtag(self, tag: str) -> None:
-        self._title = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._title:
-            self.lines.append((self._title.partition(";")[0], data))
-
-
 def printed(image: Answered) -> list[str]:
     """Its lines without what XML does not have."""
     return [text.replace("\x07", "") for text, _, _ in image.lines]
@@ -335,11 +238,9 @@ def printed(image: Answered) -> list[str]:
 def test_hocr_and_alto_have_each_line_with_its_box(tmp_path: Path, images: list[Answered]) -> None:
     hocr, alto = write(tmp_path / "hocr", "hocr", images), write(tmp_path / "alto", "alto", images)
     for image in images:
-        file = hocr / f"{image.name}.hocr"
-        ElementTree.parse(file)  # it is XML too
-        reader = Hocr()
-        reader.feed(file.read_text())
-        assert reader.lines == [("bbox 4 6 105 31", text) for text in printed(image)]
+        root = ElementTree.parse(hocr / f"{image.name}.hocr").getroot()
+        words = [(each.get("title"), each.text) for each in root.iterfind(".//*[@class='ocrx_word']")]
+        assert words == [("bbox 4 6 105 31; x_wconf 95", text) for text in printed(image)]
         root = ElementTree.parse(alto / f"{image.name}.alto.xml").getroot()
         strings = root.iterfind(".//{http://www.loc.gov/standards/alto/ns-v4#}String")
         found = [(each.get("CONTENT"), each.get("HPOS"), each.get("WIDTH")) for each in strings]
@@ -375,8 +276,9 @@ def test_cvat_has_each_object_line_tag_and_caption_with_its_label(
         tags = [
             (each.get("label"), each.findtext("attribute[@name='score']")) for each in found.iterfind("tag")
         ]
-        caption = [("caption", None)] if image.caption else []
-        assert tags == [(label, f"{score:.3f}") for label, score in image.tags] + caption
+        caption = [("caption", None)] * len(image.captions)
+        scored = [*image.tags, *((label, score) for _, label, score in image.classes)]
+        assert tags == [(label, f"{score:.3f}") for label, score in scored] + caption
         assert (found.findtext("tag[@label='caption']/attribute") or "") == image.caption
         for shape in [each for each in found if each.tag in ("box", "polygon", "tag")]:
             known = {
@@ -385,33 +287,6 @@ def test_cvat_has_each_object_line_tag_and_caption_with_its_label(
             assert {each.get("name") for each in shape.iterfind("attribute")} <= known
             assert known == {each["name"] for each in described[str(shape.get("label"))]["attributes"]}
     assert sum(len(image.objects) for image in images) > 20
-
-
-def test_a_folder_for_hugging_face_has_a_row_and_the_file_of_each_image(
-    tmp_path: Path, images: list[Answered]
-) -> None:
-    folder = write(tmp_path / "huggingface", "huggingface", images)
-    rows = pyarrow.parquet.read_table(folder / "metadata.parquet").to_pylist()
-    found = {row["id"]: row for row in rows}
-    assert len(rows) == len(found) == len(images)
-    assert {str(file.relative_to(folder)) for file in (folder / "images").rglob("*.*")} == {
-        row["file_name"] for row in rows
-    }
-    for image in images:
-        row = found[image.record.id]
-        assert (folder / row["file_name"]).read_bytes() == Path(image.location).read_bytes()
-        assert (row["path"], row["caption"], row["bin"]) == (image.name, image.caption, image.record.bin)
-        assert row["digest"] == f"sha256:{image.record.digest.hex()}"  # as in all exports
-        assert row["objects"] == {
-            "category": [label for label, _, _ in image.objects],
-            "score": [score for _, score, _ in image.objects],
-            "bbox": [[x0, y0, x1 - x0, y1 - y0] for _, _, (x0, y0, x1, y1) in image.objects],
-        }
-        assert row["lines"]["text"] == [text for text, _, _ in image.lines] == row["text"].splitlines()
-        assert row["lines"]["bbox"] == [[4.0, 6.0, pytest.approx(101.4), pytest.approx(24.6)]] * len(
-            image.lines
-        )
-        assert row["tags"]["label"] == [label for label, _ in image.tags]
 
 
 def test_no_name_of_an_image_makes_a_split_of_a_hugging_face_data_set(tmp_path: Path) -> None:
@@ -445,30 +320,8 @@ def test_the_types_for_hugging_face_are_those_of_the_card_whatever_the_images_ha
     assert heads[0]["classes"] == {
         "objects": sorted({label for image in images for label, _, _ in image.objects}),
         "tags": sorted({label for image in images for label, _ in image.tags}),
+        "classes": ["s&fe"],
     }
-
-
-@pytest.mark.skipif(not find_spec("datasets"), reason="datasets is not installed: make tools")
-def test_datasets_reads_each_image_with_the_types_of_the_card(tmp_path: Path, images: list[Answered]) -> None:
-    folders = [write(tmp_path / name, "huggingface", of) for name, of in (("a", images), ("b", images[:1]))]
-    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
-    read = subprocess.run(
-        [sys.executable, "-c", READ_DATA_SETS, *folders], check=True, capture_output=True, env=environment
-    )
-    (whole, typed), (empty, _) = pickle.loads(read.stdout)
-    assert not any(row["objects"]["category"] or row["lines"]["text"] for row in empty["rows"])
-    assert typed == {"imagefolder": True, "folder": True}
-    assert whole["features"] == empty["features"]
-    assert len(whole["rows"]) == len(images)
-    rows = {row["id"]: row for row in whole["rows"]}
-    for image in images:
-        row = rows[image.record.id]
-        assert row["image"] == (640, 480)
-        assert row["objects"]["category"] == [label for label, _, _ in image.objects]
-        assert row["objects"]["score"] == [score for _, score, _ in image.objects]
-        assert row["lines"]["text"] == [text for text, _, _ in image.lines]
-        assert row["tags"]["label"] == [label for label, _ in image.tags]
-        assert row["caption"] == image.caption
 
 
 def test_the_card_for_hugging_face_names_the_tasks_and_the_models_with_their_commits(
@@ -508,37 +361,6 @@ def test_captions_are_named_as_trainers_want_them_and_none_replaces_another(
     assert (folder / "images" / "b c.txt").read_text() == f"{images[1].caption}\n"
     assert (folder / "b c-4.txt").read_text() == f"{images[3].caption}\n"
     assert len(list(folder.rglob("*.txt"))) == len(images)
-
-
-@pytest.mark.skipif(EXIFTOOL is None, reason="exiftool is not installed: make tools")
-@pytest.mark.parametrize("format", ["xmp", "xmp-adobe"])
-def test_exiftool_reads_captions_tags_and_objects(
-    tmp_path: Path, images: list[Answered], format: str
-) -> None:
-    folder = write(tmp_path / "xmp", format, images)
-    command = [
-        str(EXIFTOOL),
-        "-json",
-        "-XMP-dc:all",
-        "-charset",
-        "filename=utf8",
-        "-r",
-        "-ext",
-        "xmp",
-        str(folder),
-    ]
-    known = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    found = {Path(each["SourceFile"]).relative_to(folder).as_posix(): each for each in known}
-    assert len(found) == len(images)
-    for image in images[:3]:
-        name = Path(image.name).with_suffix("").as_posix() if format == "xmp-adobe" else image.name
-        each = found[f"{name}.xmp"]
-        labels = [label for label, _, _ in image.objects] + [label for label, _ in image.tags]
-        subject = each.get("Subject", [])
-        assert [str(s) for s in (subject if isinstance(subject, list) else [subject])] == list(
-            dict.fromkeys(labels)
-        )
-        assert each["Description"] == image.caption
 
 
 # Names and folders

@@ -213,8 +213,9 @@ async def test_rows_are_on_the_disk_before_their_version_is(
 
 
 def test_kill_9_at_any_instant_leaves_whole_groups_and_what_is_taken_is_kept(tmp_path: Path) -> None:
-    chance, taken, first = seeded(), set[int](), 0
-    for _ in range(5):
+    chance, taken, first, rounds = seeded(), set[int](), 0, 0
+    while rounds < 5 or first <= 5:  # a busy machine may take one group a round
+        rounds += 1
         command = [*python("-c", ENDLESS), str(tmp_path), str(first)]
         with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout
@@ -230,7 +231,6 @@ def test_kill_9_at_any_instant_leaves_whole_groups_and_what_is_taken_is_kept(tmp
         }
         assert groups - taken <= {max(taken) + 1}  # written, and killed before it could say so
         first = max(taken) + 1
-    assert first > 5
 
 
 async def test_without_its_library_the_sink_says_what_to_type(

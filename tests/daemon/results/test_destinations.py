@@ -277,6 +277,16 @@ def test_every_folder_in_which_a_file_was_added_or_removed_is_flushed(
     assert {os.path.relpath(os.fsdecode(folder), tmp_path) for folder in publication.folders} == expected
 
 
+@pytest.mark.parametrize(("mode", "place"), [(("none", "move"), "done"), (("move", "keep"), "bins/A")])
+def test_sinks_get_the_place_to_which_a_file_was_moved(
+    tmp_path: Path, mode: tuple[str, str], place: str
+) -> None:
+    record = drop(tmp_path, b"sub/a.jpg", bin="A")
+    [sent] = publish_records([record], {record.inbox: open_destination(tmp_path, *mode)}).records
+    assert os.fsdecode(sent.location) == str(tmp_path / place / "sub" / "a.jpg")
+    assert sent.has_file()
+
+
 def test_a_folder_from_which_an_earlier_result_is_removed_is_flushed_too(tmp_path: Path) -> None:
     destination = open_destination(tmp_path, "link")
     destination.publish(drop(tmp_path, b"sub/a.jpg", **FAILED), set())

@@ -26,7 +26,7 @@ from daemon.core.messages import Output
 from daemon.exports.datasets import name_images
 from daemon.exports.pages import PAGES
 from daemon.ledger.record import Record
-from daemon.results.files import FileSink
+from daemon.results.files import FILES, FileSink
 from tests.makers import make_outputs, make_record
 
 pytestmark = pytest.mark.anyio
@@ -76,7 +76,7 @@ async def test_each_image_has_one_file_with_its_last_answer_whatever_it_is_calle
     for records in (make_all(tmp_path), make_all(tmp_path, "again")[::-1]):
         # The second sink stands for the next start.
         await make_sink(tmp_path, sink).append(records)
-        expected = [PAGES[sink].make(image) for image in name_images(records, {}, [])]
+        expected = [FILES[sink].make(image) for image in name_images(records, {}, [])]
         assert texts_in(tmp_path / f"results.{sink}") == sorted(expected)
         assert len({*expected}) == len(NAMES) or sink in ("hocr", "alto")
 
@@ -85,7 +85,7 @@ async def test_files_are_named_as_those_of_an_export(tmp_path: Path) -> None:
     records = make_all(tmp_path, names=[b"sub/a.jpg"])
     for sink in FILE_SINKS:
         await make_sink(tmp_path, sink).append(records)
-        PAGES[sink].write(tmp_path / f"export.{sink}", name_images(records, {}, []))
+        FILES[sink].write(tmp_path / f"export.{sink}", name_images(records, {}, []))
         found, exported = (
             {file.relative_to(top).as_posix(): file.read_text() for file in top.rglob("*.*")}
             for top in (tmp_path / f"results.{sink}", tmp_path / f"export.{sink}")
@@ -207,7 +207,7 @@ async def test_when_what_was_in_the_way_is_gone_an_image_still_has_one_file(tmp_
     for sink in FILE_SINKS:
         folder = tmp_path / f"results.{sink}"
         [record] = make_all(tmp_path, names=[b"a.jpg"])
-        obstacle = folder / f"a{'' if PAGES[sink].replaces else '.jpg'}{PAGES[sink].suffix}"
+        obstacle = folder / f"a{'' if FILES[sink].replaces else '.jpg'}{FILES[sink].suffix}"
         obstacle.mkdir(parents=True)
         await make_sink(tmp_path, sink).append([record])
         obstacle.rmdir()
@@ -258,4 +258,4 @@ def test_the_folder_of_such_a_sink_is_no_inbox_through_a_link(tmp_path: Path) ->
 
 
 def test_every_format_with_a_file_for_each_image_is_a_sink() -> None:
-    assert PAGES.keys() == FILE_SINKS
+    assert {*PAGES, "label-studio"} == FILE_SINKS == FILES.keys()
