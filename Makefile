@@ -15,6 +15,7 @@ AZURITE := 3.37.0
 LABEL_STUDIO := 2.1.2
 DATASETS := 5.2.0
 READERS := datumaro==1.13.12 htrvx==0.0.19 archive-hocr-tools==1.1.70
+TENSORBOARD := 2.21.0
 
 # Keep bytecode even if the environment disables it: otherwise each of the tests' thousand processes compiles everything that it
 # imports, and the tests take twice as long.
@@ -33,7 +34,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup site site-setup install install-test wheel deb sbom release tagged demo quick test coverage lint types faults mutants bench ray-setup ray-test store-setup azure-setup label-studio-setup datasets-setup readers-setup lance-setup store-test tools gpu-test gpu-bench gpu-models gpu-tune lock audit docs picture clean
+.PHONY: help setup site site-setup install install-test wheel deb sbom release tagged demo quick test coverage lint types faults mutants bench ray-setup ray-test store-setup azure-setup label-studio-setup datasets-setup readers-setup lance-setup tensorboard-setup store-test tools gpu-test gpu-bench gpu-models gpu-tune lock audit docs picture clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -139,6 +140,9 @@ readers-setup: $(STAMP)  ## add libraries that read CVAT, hOCR and ALTO to .venv
 	@[ -d .venv/readers ] || { $(BIN)/uv venv --quiet .venv/readers && \
 	  $(BIN)/uv pip install --quiet --python .venv/readers/bin/python $(READERS); }
 
+tensorboard-setup: $(STAMP)  ## add TensorBoard to .venv, for the test of `visiond train --tensorboard`
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraints requirements.lock --constraints requirements.ray.lock tensorboard==$(TENSORBOARD)
+
 # As large as Ray.
 lance-setup: $(STAMP)  ## add Lance to .venv, for the format and the sink of this name
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirements requirements.lance.lock
@@ -156,7 +160,7 @@ tools: $(STAMP)  ## install what tests are skipped without: Chromium, nginx, Pro
 	      echo "There is no apt-get here. Install these in your own way, then run make tools again:" $$missing >&2; exit 1; }; \
 	    sudo=$$([ $$(id -u) = 0 ] || echo sudo); \
 	    $$sudo apt-get -qq update && $$sudo apt-get -qq --yes install --no-install-recommends $$missing; }
-	@$(MAKE) --silent store-setup azure-setup label-studio-setup datasets-setup readers-setup lance-setup ray-setup site-setup
+	@$(MAKE) --silent store-setup azure-setup label-studio-setup datasets-setup readers-setup lance-setup tensorboard-setup ray-setup site-setup
 
 # Ray and pandas are a quarter of a gigabyte that only `visiond ray` needs, so `make setup` leaves them out.
 ray-setup: $(STAMP)  ## add Ray to .venv, for `visiond ray`

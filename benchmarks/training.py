@@ -26,7 +26,7 @@ from daemon.system.gpus import list_gpus
 from stages.scenes.generator import write_samples
 from stages.scenes.truth import TRUTH, read_truth
 from visiond.training.data import Data, LabelledImage, split
-from visiond.training.job import DEFAULTS, KINDS, STAGES, Task, TrainingJob, write_job
+from visiond.training.job import DEFAULTS, KINDS, STAGES, Task, TrainingJob
 from visiond.training.launch import train
 from visiond.training.log import read_log
 from visiond.training.settings import LOG, TrainingPlace
@@ -72,8 +72,7 @@ def measure(
         head_only=options.head_only,
         gradient_checkpointing=options.gradient_checkpointing,
     )
-    write_job(job, data)
-    train(job, places, lambda text: print(f"  {text}", flush=True))
+    train(job, data, places, lambda text: print(f"  {text}", flush=True))
     entries = [entry for entry in read_log(work / LOG) if entry["step"] > options.steps / 5]
     return {
         "rate": statistics.median(entry["images_per_second"] for entry in entries),

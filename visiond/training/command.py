@@ -201,8 +201,8 @@ def train_own(
 ) -> None:
     """Raises VisiondError."""
     from visiond.training.children import InUse
-    from visiond.training.job import JOB, STAGES, check_base, read_job, write_job
-    from visiond.training.launch import train
+    from visiond.training.job import JOB, STAGES, check_base, read_job
+    from visiond.training.launch import prepare_for_torchrun, train
 
     check_out(options.out, force=force or options.resume)
     # Only the processes import them.
@@ -222,13 +222,16 @@ def train_own(
         data = find_data(task, options, config)
         job = make_job(task, options, config, data, len(places))
     _say(f"{quantity(len(data.learnt), 'image')} to learn from, {len(data.held_out):,} held out.")
-    file = write_job(job, data)
-    if prepare:
-        _say(f"{file} is ready. docs/training.md says how torchrun trains with it on several hosts.")
-        return
     try:
+        if prepare:
+            file = prepare_for_torchrun(job, data)
+            _say(
+                f"{file} is ready, with {job.settings.batch_size} images in a step, on all GPUs together (--batch)."
+            )
+            _say("docs/training.md says how torchrun trains with it on several hosts.")
+            return
         _say(f"Training on {', '.join(name for _, name in places)}; work in {job.work}.")
-        train(job, places, _say)
+        train(job, data, places, _say)
     except InUse as error:
         raise WrongArgument(str(error)) from error
     except (KeyboardInterrupt, SystemExit):

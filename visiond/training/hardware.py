@@ -24,7 +24,9 @@ TRACKERS = ("wandb", "tensorboard")  # those of Accelerate that can be asked for
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 PROBE_STEPS = 2  # the second one runs with the memory as the first left it
 MEMORY_SHARE = 0.92  # of the device, that a batch may use when its size is probed
-NCCL_SECONDS = 120.0  # for the first exchange
+FIRST_SECONDS = 120.0  # for the first exchange
+# For each later one, in which all may wait for the first process, as it scores a model or writes a checkpoint.
+EXCHANGE_SECONDS = 1800.0
 
 
 class TrainingBatches(Protocol):
@@ -76,7 +78,7 @@ def join_processes(say: Callable[[str], None]) -> None:
     them. Does nothing for a single process."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
-    store, rank, count = next(rendezvous("env://", timeout=timedelta(seconds=NCCL_SECONDS)))
+    store, rank, count = next(rendezvous("env://", timeout=timedelta(seconds=FIRST_SECONDS)))
     found = PrefixStore("visiond", store)
     trouble = ""
     if torch.cuda.is_available():
@@ -92,7 +94,10 @@ def join_processes(say: Callable[[str], None]) -> None:
         say(
             f"NCCL does not work here ({trouble}): the processes exchange gradients by Gloo, which is slower."
         )
-    dist.init_process_group("gloo", store=PrefixStore("gloo", store), rank=rank, world_size=count)
+    limit = timedelta(seconds=EXCHANGE_SECONDS)
+    dist.init_process_group(
+        "gloo", store=PrefixStore("gloo", store), rank=rank, world_size=count, timeout=limit
+    )
 
 
 def _try_nccl(store: Store, rank: int, count: int) -> str:
@@ -100,13 +105,19 @@ def _try_nccl(store: Store, rank: int, count: int) -> str:
     if not dist.is_nccl_available():
         return "this PyTorch has no NCCL"
     try:
-        limit = timedelta(seconds=NCCL_SECONDS)
+        limit = timedelta(seconds=EXCHANGE_SECONDS)
         dist.init_process_group("nccl", store=store, rank=rank, world_size=count, timeout=limit)
-        dist.all_reduce(torch.ones(1, device="cuda"))
+        first = dist.all_reduce(torch.ones(1, device="cuda"), async_op=True)
+        first.wait(timedelta(seconds=FIRST_SECONDS))
         torch.cuda.synchronize()
     except RuntimeError as error:  # DistBackendError is one
         return str(error).strip().splitlines()[0]
     return ""
+
+
+def is_of_peer(error: RuntimeError) -> bool:
+    """Whether an exchange failed, as it does when another process has ended. Gloo raises no class of its own."""
+    return isinstance(error, dist.DistError) or "/gloo/" in str(error)
 
 
 def measure_batch(

@@ -31,9 +31,8 @@ TRAINED = {"transformers", "florence"}  # backends whose models can be
 JOB, DATA = "job.json", "data.json"  # in the folder of the work
 FINAL = "final"  # the trained model, there
 RANGES = "ranges.json"  # of the last scores
-BATCH = "micro_batch"  # the size that memory was too small for
-# How a process ends when memory is short, so that the command can do something about it.
-TOO_SMALL, OUT_OF_MEMORY = 71, 72
+# How a process ends when memory is short, so that the command can do something about it; and when another process has ended.
+TOO_SMALL, OUT_OF_MEMORY, LOST = 71, 72, 73
 
 
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,6 +99,17 @@ def rewrite_job(job: TrainingJob) -> Path:
     return file
 
 
+def halve_batch(job: TrainingJob, had: int) -> None:
+    """Whoever starts the job again goes on from its last checkpoint, with half as many images at once. All processes of a
+    training may write this: it is the same."""
+    settings = msgspec.structs.replace(job.settings, micro_batch=had // 2)
+    rewrite_job(msgspec.structs.replace(job, settings=settings, resume=True))
+
+
+def read_order(file: Path) -> TrainingJob:
+    return msgspec.json.decode(file.read_bytes(), type=TrainingJob)
+
+
 def read_job(file: Path) -> tuple[TrainingJob, Data]:
-    job = msgspec.json.decode(file.read_bytes(), type=TrainingJob)
+    job = read_order(file)
     return job, msgspec.json.decode((Path(job.work) / DATA).read_bytes(), type=Data)

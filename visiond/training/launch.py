@@ -16,9 +16,10 @@ from typing import Any
 import msgspec
 
 from daemon.core.errors import VisiondError
-from stages.contract.processes import count_cores, environment, python
+from stages.contract.processes import count_cores, describe_end, environment, python
 from visiond.training.children import Child, end_children, locked, start_child, stopped_in_order
-from visiond.training.job import BATCH, JOB, OUT_OF_MEMORY, TOO_SMALL, TrainingJob, rewrite_job
+from visiond.training.data import Data
+from visiond.training.job import JOB, LOST, OUT_OF_MEMORY, TOO_SMALL, TrainingJob, read_order, write_job
 from visiond.training.log import read_log
 from visiond.training.settings import CHECKPOINTS, LOG, TrainingPlace, find_checkpoint
 
@@ -34,27 +35,39 @@ class TrainingFailed(VisiondError):
 
 
 def train(
-    job: TrainingJob, places: Sequence[TrainingPlace], say: Say, command: Sequence[str] = COMMAND
+    job: TrainingJob,
+    data: Data,
+    places: Sequence[TrainingPlace],
+    say: Say,
+    command: Sequence[str] = COMMAND,
 ) -> None:
-    """Run a training that `write_job` has written, in as many processes as there are places. command: of a process, which gets
-    the job's file. Raises TrainingFailed, InUse."""
+    """Run a training, in as many processes as there are places. command: of a process, which gets the job's file. Raises
+    TrainingFailed, InUse."""
     work = Path(job.work)
     with locked(work) as lock, stopped_in_order():
         if not job.resume:
             forget(work)
+        write_job(job, data)
         while any(ended := _run_once(job, places, say, (*command, str(work / JOB)), lock)):
             short = [place for place, status in zip(places, ended, strict=True) if status == TOO_SMALL]
             if 0 < len(short) < len(places):
                 for place in short:
                     say(f"{place.name} is left out: its memory is too small for a batch of one.")
                 places = [place for place, status in zip(places, ended, strict=True) if status != TOO_SMALL]
-            elif OUT_OF_MEMORY in ended and (had := _read_batch(work)) > 1:
-                say(f"Memory ran out with {had} images at once: the training goes on with {had // 2}.")
-                settings = msgspec.structs.replace(job.settings, micro_batch=had // 2)
-                job = msgspec.structs.replace(job, settings=settings, resume=True)
-                rewrite_job(job)
+            elif OUT_OF_MEMORY in ended and (halved := read_order(work / JOB)) != job:
+                job = halved
+                say(f"Memory ran out: the training goes on with {job.settings.micro_batch} images at once.")
             else:
                 raise TrainingFailed(_describe_failure(work, ended))
+
+
+def prepare_for_torchrun(job: TrainingJob, data: Data) -> Path:
+    """Write a job that goes on from its last checkpoint whenever it is started. Returns its file. Raises InUse."""
+    work = Path(job.work)
+    with locked(work):
+        if not job.resume:
+            forget(work)
+        return write_job(msgspec.structs.replace(job, resume=True), data)
 
 
 def forget(work: Path) -> None:
@@ -150,21 +163,17 @@ def describe(entry: Mapping[str, Any]) -> str:
     )
 
 
-def _read_batch(work: Path) -> int:
-    try:
-        return int((work / BATCH).read_text())
-    except (OSError, ValueError):
-        return 0
-
-
 def _output(work: Path, rank: int) -> Path:
     return work / f"output-{rank}.txt"
 
 
 def _describe_failure(work: Path, ended: Sequence[int]) -> str:
-    output = _output(work, next(rank for rank, status in enumerate(ended) if status))
+    """By the process that failed for a reason of its own."""
+    failed = sorted((status == LOST, rank) for rank, status in enumerate(ended) if status)[0][1]
+    output = _output(work, failed)
     end = output.read_text(errors="replace")[-LAST_CHARACTERS:].strip()
-    return f"the training failed; {output} ends with:\n{end}"
+    how = describe_end(ended[failed], "was killed by")
+    return f"the training failed: process {failed} {how}, and {output} ends with:\n{end}"
 
 
 def _free_port() -> int:

@@ -4,6 +4,7 @@ several hosts, torchrun starts them."""
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -28,18 +29,20 @@ from visiond.training.data import Data
 from visiond.training.detector import DetectorLearner
 from visiond.training.hardware import (
     TrainingBatches,
+    is_of_peer,
     join_processes,
     make_deterministic,
     measure_batch,
 )
 from visiond.training.job import (
-    BATCH,
     FINAL,
+    LOST,
     OUT_OF_MEMORY,
     RANGES,
     TOO_SMALL,
     Task,
     TrainingJob,
+    halve_batch,
     read_job,
 )
 from visiond.training.learning import Learner, TrainingImages
@@ -52,6 +55,10 @@ LEARNERS: Mapping[Task, Any] = {
     "captions": CaptionLearner,
 }
 SCORED_AT_ONCE = 16  # images
+PEER_LOST = (
+    "Another process of this training has ended, or cannot be reached: its output says why. "
+    "When all are started again, the training goes on from its last checkpoint."
+)
 
 
 def run(job: Path, say: Callable[[str], None]) -> None:
@@ -81,7 +88,7 @@ def run(job: Path, say: Callable[[str], None]) -> None:
                 learner.eval()
                 exam.score()
         except torch.OutOfMemoryError:
-            (Path(order.work) / BATCH).write_text(str(trainer.micro_batch))
+            _halve(order, trainer.micro_batch)
             raise
         if rank == 0:
             _finish(order, data, learner, exam.measure)
@@ -111,6 +118,12 @@ def _find_micro_batch(
     most = min(settings.batch_size or len(batches), len(batches))
     learner.train()
     return measure_batch(learner, batches, device, settings.precision, settings.probe_from, most)
+
+
+def _halve(job: TrainingJob, had: int) -> None:
+    if had > 1:
+        halve_batch(job, had)
+        print(f"Started again, the training goes on with {had // 2} images at once.", file=sys.stderr)
 
 
 def _finish(job: TrainingJob, data: Data, learner: Learner, measure: Measure | None) -> None:
@@ -162,12 +175,19 @@ def main() -> None:
     except torch.OutOfMemoryError as error:
         _leave(error, OUT_OF_MEMORY)
     except RuntimeError as error:
-        if "deterministic" not in str(error):
-            raise
+        _leave_for(error)
+        raise
+    except MemoryError as error:
+        _leave(f"{socket.gethostname()}, GPU {os.environ.get('LOCAL_RANK', '0')}: {error}", TOO_SMALL)
+
+
+def _leave_for(error: RuntimeError) -> None:
+    """If people can do something about it."""
+    if is_of_peer(error):
+        _leave(f"{PEER_LOST}\n({str(error).splitlines()[0]})", LOST)
+    if "deterministic" in str(error):
         why = str(error).split(", but you set")[0]
         _leave(f"{why}: train this model without --deterministic.", 1)
-    except MemoryError as error:
-        _leave(error, TOO_SMALL)
 
 
 def _leave(why: object, status: int) -> None:

@@ -69,11 +69,10 @@ def make_job(base: Path, work: Path, task: Task = "detector", **changes: object)
 
 def train_now(job: TrainingJob, data: Data, places: Sequence[TrainingPlace] = ONE) -> dict[str, np.ndarray]:
     """The weights. What one process trains on the CPU is trained in this one, which has imported everything."""
-    file = write_job(job, data)
     if places == ONE and not torch.cuda.is_available():
-        run(file, lambda _: None)
+        run(write_job(job, data), lambda _: None)
     else:
-        train(job, places, lambda _: None)
+        train(job, data, places, lambda _: None)
     return load_file(Path(job.out) / "model.safetensors")
 
 

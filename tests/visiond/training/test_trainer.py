@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import accelerate
 import msgspec
 import numpy as np
 import pytest
 import torch
+from accelerate.state import AcceleratorState
+from accelerate.utils import LoggerType
 from torch import Tensor, nn
 
-from visiond.training.hardware import measure_batch, number_device, probe_batch
+from visiond.training.hardware import choose_precision, measure_batch, number_device, probe_batch
 from visiond.training.log import read_log
 from visiond.training.schedule import LearningRates
 from visiond.training.settings import CHECKPOINTS, LOG, TrainerSettings, find_checkpoint
@@ -20,6 +27,7 @@ from visiond.training.trainer import ResumeError, Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 SETTINGS = TrainerSettings(batch_size=16, steps=8, log_every=1, checkpoint_every=3, learning_rate=3e-3)
 
 
@@ -178,7 +186,7 @@ def test_the_probe_says_when_nothing_fits() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@NEEDS_CUDA
 def test_a_batch_that_fills_the_gpu_does_not_fit() -> None:
     most = torch.cuda.mem_get_info()[1] >> 33
 
@@ -199,12 +207,166 @@ def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@NEEDS_CUDA
 def test_a_training_of_one_process_runs_on_the_gpu(tmp_path: Path) -> None:
     trainer = Trainer(Dropped(), OnGpu(), SETTINGS, tmp_path)
     trainer.run()
     assert trainer.device == torch.device("cuda:0")
     assert len(read_losses(tmp_path)) == SETTINGS.steps
+
+
+def test_the_next_batch_is_read_while_the_model_computes(tmp_path: Path) -> None:
+    read = threading.Semaphore(0)
+
+    class Counted(Values):
+        taken = 0
+
+        def take(self, places: np.ndarray, rng: np.random.Generator) -> dict[str, Tensor]:
+            self.taken += 1
+            if self.taken > 1:  # the first batch is needed anyway
+                read.release()
+            return super().take(places, rng)
+
+    class Waiting(Dropped):
+        def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+            assert read.acquire(timeout=30)
+            return super().forward(batch)
+
+    Trainer(Waiting(), Counted(), SETTINGS, tmp_path).run()
+
+
+# Precision.
+
+
+class Line(nn.Module):
+    """Its gradients are smaller than any number of float16 but 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.seen = nn.Linear(4, 1), set[torch.dtype]()
+
+    def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = self.line(batch["values"])
+        self.seen.add(found.dtype)
+        return {"loss": found.float().mean() * 1e-9}
+
+
+@pytest.fixture
+def changed_precision() -> Iterator[None]:
+    """Accelerate has one for each process."""
+    AcceleratorState._reset_state()
+    yield
+    AcceleratorState._reset_state()
+
+
+def train_line(batches: Values, precision: str, folder: Path) -> tuple[Trainer, Line, float]:
+    """Also returns how far its weights have moved."""
+    line = Line()
+    began = line.line.weight.detach().clone()
+    settings = msgspec.structs.replace(SETTINGS, precision=precision, weight_decay=0)
+    trainer = Trainer(line, batches, settings, folder)
+    trainer.run()
+    return trainer, line, float((line.line.weight.detach().cpu() - began).abs().min())
+
+
+@pytest.mark.usefixtures("changed_precision")
+def test_bfloat16_is_for_the_passes_and_the_weights_stay_float32(tmp_path: Path) -> None:
+    batches = OnGpu() if torch.cuda.is_available() else Values()
+    trainer, line, moved = train_line(batches, "bf16", tmp_path)
+    assert (line.seen, line.line.weight.dtype) == ({torch.bfloat16}, torch.float32)
+    assert (trainer.accelerator.scaler, moved > 1e-4) == (None, True)
+
+
+@pytest.mark.usefixtures("changed_precision")
+@pytest.mark.parametrize("gpu", [False, pytest.param(True, marks=[pytest.mark.gpu, NEEDS_CUDA])])
+def test_float16_learns_from_small_gradients_as_the_loss_is_scaled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, gpu: bool
+) -> None:
+    """On a CPU Accelerate has no float16 and no scaler, but torch has."""
+
+    def make_on_cpu(precision: str, *_: object, **__: object) -> accelerate.Accelerator:
+        made = accelerate.Accelerator(cpu=True, step_scheduler_with_optimizer=False)
+        made.state._mixed_precision, made.native_amp = precision, True
+        made.scaler = torch.amp.GradScaler("cpu")
+        return made
+
+    if not gpu:
+        monkeypatch.setattr("visiond.training.trainer.make_accelerator", make_on_cpu)
+    trainer, line, moved = train_line(OnGpu() if gpu else Values(), "fp16", tmp_path)
+    assert (line.seen, line.line.weight.dtype) == ({torch.float16}, torch.float32)
+    assert trainer.accelerator.scaler.is_enabled()
+    assert moved > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "precision"), [("has bfloat16", "bf16"), ("has none", "fp16"), ("no GPU", "no")]
+)
+def test_the_precision_is_one_that_the_device_has(
+    on_gpu: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu != "no GPU")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: on_gpu == "has bfloat16")
+    assert choose_precision("auto") == precision
+    assert choose_precision("bf16") == "bf16"
+
+
+# Trackers.
+
+
+def run_tracked(tracker: str, folder: Path) -> None:
+    """Eight steps of two a epoch, with a score after each epoch."""
+    settings = msgspec.structs.replace(SETTINGS, trackers=(tracker,), project="mine")
+    Trainer(Dropped(), Values(), settings, folder).run(score=lambda: {"mAP": 0.25})
+
+
+def test_tensorboard_gets_the_losses_and_scores_of_the_log(tmp_path: Path) -> None:
+    name = "tensorboard.backend.event_processing.event_accumulator"
+    events = pytest.importorskip(name, reason="TensorBoard is not installed: make tools")
+    run_tracked("tensorboard", tmp_path)
+    found = events.EventAccumulator(str(tmp_path / "mine")).Reload()
+    losses = [(event.step, event.value) for event in found.Scalars("loss")]
+    entries = [entry for entry in read_log(tmp_path / LOG) if "loss" in entry]
+    assert losses == [(entry["step"], pytest.approx(entry["loss"])) for entry in entries]
+    assert [(event.step, event.value) for event in found.Scalars("mAP")] == [(n, 0.25) for n in (2, 4, 6, 8)]
+
+
+class Wandb:
+    """What the library of this name is given."""
+
+    __spec__ = "is installed"
+
+    def __init__(self) -> None:
+        self.given: list[Any] = []
+        self.config = self
+
+    def init(self, project: str, dir: str) -> Wandb:
+        self.given.append((project, dir))
+        return self
+
+    def update(self, settings: dict[str, Any], **_: bool) -> None:
+        self.given.append(settings["batch_size"])
+
+    def log(self, figures: dict[str, Any], step: int) -> None:
+        self.given.append((step, figures))
+
+    def finish(self) -> None:
+        self.given.append("end")
+
+
+def test_weights_and_biases_gets_the_lines_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb: Any = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setattr("accelerate.tracking._available_trackers", [LoggerType.WANDB])
+    run_tracked("wandb", tmp_path)
+    begun, batch, *lines, end = wandb.given
+    assert (begun, batch, end) == (("mine", str(tmp_path)), SETTINGS.batch_size, "end")
+    expected = []
+    for entry in read_log(tmp_path / LOG):
+        expected.append((entry["step"], entry | entry.pop("scores", {})))
+    assert lines == expected
+    assert sum("mAP" in figures for _, figures in lines) == 4
 
 
 # The schedule.

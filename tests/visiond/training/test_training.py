@@ -48,7 +48,7 @@ from visiond.training import run
 from visiond.training.command import forget
 from visiond.training.data import Data, read_file
 from visiond.training.detector import DetectorLearner
-from visiond.training.job import Task, check_base, read_job, write_job
+from visiond.training.job import Task, check_base, write_job
 from visiond.training.launch import TrainingFailed, train
 from visiond.training.learning import TrainingImages
 from visiond.training.log import read_log
@@ -291,11 +291,21 @@ def test_gradient_checkpointing_computes_layers_again_for_the_same_gradient(base
     assert torch.allclose(gradients[0], gradients[1], rtol=1e-4)
 
 
-def test_two_processes_learn_what_one_does(folder: Path, base: Make, data: Data, tmp_path: Path) -> None:
+def test_two_processes_learn_what_one_does_with_as_many_images_at_once_as_both_can_have(
+    folder: Path, base: Make, data: Data, tmp_path: Path
+) -> None:
+    program = """
+import os
+from visiond.training import run
+run._find_micro_batch = lambda *_: 1 + int(os.environ["RANK"])
+run.main()
+"""
     sober = copy_without_dropout(base("rf_detr"), tmp_path / "base")  # processes draw dropouts of their own
     short: dict[str, Any] = {"steps": 2, "checkpoint_every": 0}
     one = train_now(make_job(sober, tmp_path / "one", "detector", **short), data)
-    two = train_now(make_job(sober, tmp_path / "two", "detector", **short), data, ONE * 2)
+    job = make_job(sober, tmp_path / "two", "detector", **short)
+    train(job, data, ONE * 2, lambda _: None, python("-c", program))
+    two = load_file(tmp_path / "two-out" / "model.safetensors")
     # Adam makes noise of gradients that are nearly nothing as large as others, so all weights together are compared.
     began = load_file(sober / "model.safetensors")
     shared = [name for name in one if name in began and one[name].shape == began[name].shape]
@@ -304,37 +314,42 @@ def test_two_processes_learn_what_one_does(folder: Path, base: Make, data: Data,
     assert apart < 0.1 * moved
     assert losses_of(tmp_path / "two") == pytest.approx(losses_of(tmp_path / "one"), rel=1e-3)
     entries = read_log(tmp_path / "two" / LOG)
-    assert [each["processes"] for each in entries if "loss" in each] == [2] * 2
+    assert [(each["processes"], each["micro_batch"]) for each in entries if "loss" in each] == [(2, 1)] * 2
     assert detects_colors(tmp_path / "two-out", folder)
 
 
 # The processes of a training, with programs in their place.
 
 
-def test_memory_that_runs_out_halves_the_batch_and_resumes(data: Data, tmp_path: Path) -> None:
-    job, said = make_job(tmp_path, tmp_path / "work"), list[str]()
-    write_job(job, data)
+def test_memory_that_runs_out_halves_the_batch_and_resumes(
+    folder: Path, base: Make, data: Data, tmp_path: Path
+) -> None:
+    job = make_job(base("d_fine"), tmp_path / "work", batch_size=8)
+    said = list[str]()
     program = """
-import json, pathlib, sys
-job = json.loads(pathlib.Path(sys.argv[1]).read_text())
-micro = job["settings"]["micro_batch"]
-if not micro or micro > 3:
-    assert job["resume"] == bool(micro)
-    pathlib.Path(job["work"], "micro_batch").write_text(str(micro or 12))
-    sys.exit(72)
+import sys, torch
+from visiond.training import run
+from visiond.training.detector import DetectorLearner
+forward = DetectorLearner.forward
+def forward_two(learner, batch):
+    if len(batch["labels"]) > 2:
+        raise torch.OutOfMemoryError("no room")
+    return forward(learner, batch)
+DetectorLearner.forward = forward_two
+run.main()
 """
-    train(job, ONE, said.append, python("-c", program))
+    train(job, data, ONE, said.append, python("-c", program))
     assert [line for line in said if "Memory ran out" in line] == [
-        "Memory ran out with 12 images at once: the training goes on with 6.",
-        "Memory ran out with 6 images at once: the training goes on with 3.",
+        "Memory ran out: the training goes on with 4 images at once.",
+        "Memory ran out: the training goes on with 2 images at once.",
     ]
-    changed, _ = read_job(tmp_path / "work" / "job.json")
-    assert (changed.settings.micro_batch, changed.resume) == (3, True)
+    entries = [entry for entry in read_log(tmp_path / "work" / LOG) if "loss" in entry]
+    assert [(entry["batch_size"], entry["micro_batch"]) for entry in entries] == [(8, 2)] * 4
+    assert detects_colors(tmp_path / "work-out", folder)
 
 
 def test_a_gpu_that_is_too_small_is_left_out_by_its_name(data: Data, tmp_path: Path) -> None:
     job, said = make_job(tmp_path, tmp_path / "work"), list[str]()
-    write_job(job, data)
     program = """
 import os, pathlib, sys, time
 if os.environ["CUDA_VISIBLE_DEVICES"].split(",")[int(os.environ.get("LOCAL_RANK", 0))] == "small":
@@ -344,7 +359,7 @@ if "WORLD_SIZE" in os.environ:
 pathlib.Path(sys.argv[1]).with_name("seen").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
 """
     places = [TrainingPlace("large", "GPU 0 (H200)"), TrainingPlace("small", "GPU 1 (T4)")]
-    train(job, places, said.append, python("-c", program))
+    train(job, data, places, said.append, python("-c", program))
     assert said == ["GPU 1 (T4) is left out: its memory is too small for a batch of one."]
     assert (tmp_path / "work" / "seen").read_text() == "large"
 
@@ -353,22 +368,27 @@ def test_of_several_equal_places_only_the_one_that_is_too_small_is_left_out(
     data: Data, tmp_path: Path
 ) -> None:
     job = make_job(tmp_path, tmp_path / "work")
-    write_job(job, data)
     program = """
 import os, pathlib, sys, time
 if os.environ["WORLD_SIZE"] == "3":
     sys.exit(71) if os.environ["RANK"] == "1" else time.sleep(60)
 pathlib.Path(sys.argv[1]).with_name("seen").write_text(os.environ["WORLD_SIZE"])
 """
-    train(job, ONE * 3, lambda _: None, python("-c", program))
+    train(job, data, ONE * 3, lambda _: None, python("-c", program))
     assert (tmp_path / "work" / "seen").read_text() == "2"
 
 
-def test_a_process_that_fails_ends_the_training_with_its_words(data: Data, tmp_path: Path) -> None:
-    job = make_job(tmp_path, tmp_path / "work")
-    write_job(job, data)
-    with pytest.raises(TrainingFailed, match="no such thing"):
-        train(job, ONE, lambda _: None, python("-c", "raise SystemExit('no such thing')"))
+def test_the_process_that_fails_first_ends_the_training_with_its_words(data: Data, tmp_path: Path) -> None:
+    """Not the others, which only miss it."""
+    program = """
+import os, sys
+print("says", os.environ["RANK"])
+sys.exit(73) if os.environ["RANK"] == "0" else os.kill(os.getpid(), 9) if "kill" in sys.argv[1] else sys.exit(1)
+"""
+    for work, how in (("ended", "exited with status 1"), ("killed", "was killed by SIGKILL")):
+        job = make_job(tmp_path, tmp_path / work)
+        with pytest.raises(TrainingFailed, match=rf"process 1 {how}, and .*/output-1\.txt ends with"):
+            train(job, data, ONE * 2, lambda _: None, python("-c", program))
 
 
 def test_a_model_whose_kernels_are_not_deterministic_is_refused_with_a_sentence(
