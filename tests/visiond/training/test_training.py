@@ -416,6 +416,28 @@ def test_a_model_whose_kernels_are_not_deterministic_is_refused_with_a_sentence(
     assert (left.value.code, capsys.readouterr().err) == (1, why)
 
 
+def test_a_gpu_that_is_too_small_is_named_with_its_host(
+    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under torchrun, which can leave none out."""
+
+    def leave(status: int) -> NoReturn:
+        raise SystemExit(status)
+
+    def refuse(*_: object) -> NoReturn:
+        raise MemoryError("no room")
+
+    job = make_job(tmp_path, tmp_path / "work")
+    monkeypatch.setattr(run, "LEARNERS", {"detector": refuse})
+    monkeypatch.setattr("os._exit", leave)
+    monkeypatch.setattr("sys.argv", ["", str(write_job(job, data))])
+    monkeypatch.setattr("socket.gethostname", lambda: "second")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    with pytest.raises(SystemExit) as left:
+        run.main()
+    assert (left.value.code, capsys.readouterr().err) == (71, "second, GPU 3: no room\n")
+
+
 def test_a_folder_that_a_training_has_replaced_is_not_called_altered(tmp_path: Path) -> None:
     out, models = Path(shutil.copytree("stages/mini/clip", tmp_path / "mine")), tmp_path / "models"
 
