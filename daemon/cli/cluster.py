@@ -75,6 +75,7 @@ ShardsOption = Annotated[
     Literal["sidecars", "images"] | None,
     option("--shards WHAT", "Also write WebDataset shards: sidecars, or images with their sidecars."),
 ]
+Float16Option = Annotated[bool, flag("--float16", "Embeddings in half precision, as the models gave them.")]
 AllowFailedOption = Annotated[bool, flag("--allow-failed", "Exit 0 even if some images failed.")]
 
 
@@ -93,6 +94,7 @@ def run(
     keep: KeepOption = None,
     keep_all: KeepAllOption = False,
     shards: ShardsOption = None,
+    float16: Float16Option = False,
     allow_failed: AllowFailedOption = False,
 ) -> None:
     """Annotate all images of INPUT and write a row for each into OUTPUT.
@@ -128,6 +130,7 @@ def run(
         keep=tuple(keep or ()),
         keep_all=keep_all,
         shards=Shards(shards or ""),
+        float16=float16,
     )
     try:
         end = become_driver()

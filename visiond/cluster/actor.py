@@ -41,10 +41,11 @@ class ActorChain:
         shards: Shards = Shards.none,
         count_sharers: Callable[[], int] = lambda: 1,
         kept: Kept = NOTHING,
+        float16: bool = False,
     ) -> None:
         """config: a Config as JSON. root: the folder or prefix of names. count_sharers: returns how many actors
         this machine has."""
-        self._shards, self._joiner = shards, Joiner(kept)
+        self._shards, self._joiner, self._float16 = shards, Joiner(kept), float16
         settings = Config.model_validate(msgspec.json.decode(config))
         self._annotator = Annotator(settings, sharers=count_sharers())
         self._output, self._root = open_place(output), root
@@ -102,7 +103,7 @@ class ActorChain:
             self._output.write_whole(shard_of(unit.name), shard)
         file = io.BytesIO()
         further = joiner.join(inputs, fetched)
-        self._annotator.rows.write(file, records, numbers, further, {COUNTS: counts})
+        self._annotator.rows.write(file, records, numbers, further, {COUNTS: counts}, half=self._float16)
         self._output.write_whole(part, file.getvalue())
         return counts
 

@@ -19,7 +19,8 @@ class Shards(StrEnum):
 @dataclass(frozen=True)
 class ClusterJob:
     """A run as its user ordered it. address: of a Ray cluster, or "local". chains: actors; 0: one for each GPU, or without
-    GPUs one for each machine. part_images: inputs of a unit. keep: further columns, as `--keep` names them."""
+    GPUs one for each machine. part_images: inputs of a unit. keep: further columns, as `--keep` names them.
+    float16: embeddings in half precision."""
 
     source: str
     output: str
@@ -34,3 +35,4 @@ class ClusterJob:
     keep: tuple[str, ...] = ()
     keep_all: bool = False
     shards: Shards = Shards.none
+    float16: bool = False

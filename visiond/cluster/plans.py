@@ -83,6 +83,7 @@ class Plans:
         resume: bool,
         shards: Shards = Shards.none,
         kept: Kept = NOTHING,
+        float16: bool = False,
     ) -> Plans:
         """Raises OutputTaken if there are results, and this run is not to go on with them, or has other settings."""
         names = sorted(name for name in place.names(FOLDER) if name.startswith("plan-"))
@@ -90,7 +91,7 @@ class Plans:
             raise OutputTaken(
                 f"{place.url} has results of an earlier run. --resume goes on with it; or name another OUTPUT."
             )
-        check_settings(place, describe_settings(config, shards, kept))
+        check_settings(place, describe_settings(config, shards, kept, float16=float16))
         parts = {name for name in place.names("") if name.endswith(".parquet")}
         plans = [read_plan(place.read(f"{FOLDER}/{name}")) for name in names]
         return cls(place, plans, parts)
@@ -140,12 +141,12 @@ def check_settings(place: ClusterPlace, settings: bytes) -> None:
     if found != settings:
         raise OutputTaken(
             f"{place.url} was made with other [models], [stages], [binning] or [pipeline] stages, mode or limits, "
-            "with other `unpack` or [unpacking], or with other --shards, --keep or --keep-all. Name another OUTPUT, or use "
-            "the settings that made this one."
+            "with other `unpack` or [unpacking], or with other --shards, --keep, --keep-all or --float16. Name another "
+            "OUTPUT, or use the settings that made this one."
         )
 
 
-def describe_settings(config: Config, shards: Shards, kept: Kept) -> bytes:
+def describe_settings(config: Config, shards: Shards, kept: Kept, *, float16: bool) -> bytes:
     """Everything that decides what is written."""
     pipeline = config.pipeline
     settings: dict[str, object] = {
@@ -161,6 +162,8 @@ def describe_settings(config: Config, shards: Shards, kept: Kept) -> bytes:
     }
     if shards:
         settings["shards"] = shards
+    if float16:
+        settings["float16"] = True
     if kinds := config.inbox[0].unpack:
         settings["unpack"] = [sorted(kinds), config.unpacking.model_dump()]
     return msgspec.json.encode(settings, order="sorted") + b"\n"

@@ -123,6 +123,7 @@ class ActorPool:
                     self._job.shards,
                     sharers,
                     self._kept,
+                    self._job.float16,
                 ),
                 batch_size=1,  # a unit; Ray needs a number if GPUs are requested
                 batch_format="pyarrow",

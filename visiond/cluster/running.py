@@ -90,7 +90,9 @@ def run(
     own = [*ResultRows(job.config.stage_names).kinds, *FURTHER]
     kept = choose_kept(listing, job.keep, own, every=job.keep_all)
     output = open_place(job.output)
-    plans = Plans.open(output, job.config, resume=job.resume, shards=job.shards, kept=kept)
+    plans = Plans.open(
+        output, job.config, resume=job.resume, shards=job.shards, kept=kept, float16=job.float16
+    )
     planner = Planner(plans, listing.inputs(), job.part_images)
     result = Result()
     units = planner.units()

@@ -38,13 +38,15 @@ class ResultRows:
         numbers: Sequence[int],
         further: Any,
         notes: Mapping[bytes, bytes],
+        *,
+        half: bool = False,
     ) -> None:
         """Write them as Parquet. numbers: of each, in the column `id`. further: a table of Arrow with more columns. notes: for
-        the file's own metadata, which also says what the models are."""
+        the file's own metadata, which also says what the models are. half: embeddings in half precision."""
         models = {model for record in records for model in record.all_models()}
         known = {**note_models(models), **notes}
         rows = ((row | {"id": n}, d) for n, (row, d) in zip(numbers, self.pair(records), strict=True))
-        parquet.write_table(out, rows, self.kinds, (), notes=lambda: known, further=further)
+        parquet.write_table(out, rows, self.kinds, (), half=half, notes=lambda: known, further=further)
 
     def pair(self, records: Iterable[Record]) -> Iterator[parquet.Row]:
         """Each record as the columns of `kinds`, and its sidecar: what `write_table` takes."""

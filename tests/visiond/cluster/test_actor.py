@@ -50,9 +50,9 @@ def place(tmp_path: Path) -> Place:
 def chain(place: Place) -> Iterator[Callable[..., ActorChain]]:
     made = []
 
-    def make(shards: Shards = Shards.none) -> ActorChain:
+    def make(shards: Shards = Shards.none, **options: Any) -> ActorChain:
         config = load(place.config).model_dump_json().encode()
-        made.append(ActorChain(config, str(place.folder / "rows"), str(place.inbox()), shards))
+        made.append(ActorChain(config, str(place.folder / "rows"), str(place.inbox()), shards, **options))
         return made[-1]
 
     yield make
@@ -124,6 +124,24 @@ def test_rows_equal_those_of_the_daemon_file_for_file(
         row = ours[os.fsdecode(path)]
         assert (row["status"], row["reason"], row["detail"]) == (JobStatus(status).name, reason, detail)
     assert sum(each.get("DONE", 0) for each in counts) == len(theirs)
+
+
+def test_embeddings_in_half_precision_have_the_same_values(
+    place: Place, chain: Callable[..., ActorChain]
+) -> None:
+    found = []
+    for half in (False, True):
+        annotate = chain(float16=half)
+        for unit in units(place, 30):
+            annotate(unit)
+        [part, *others] = (place.folder / "rows").glob("part-*.parquet")
+        kind = pyarrow.parquet.read_schema(part).field("embedding").type.value_type
+        found.append((str(kind), {key_of(row): row["embedding"] for row in rows_of(place)}))
+        for file in (part, *others):
+            file.unlink()
+    assert [kind for kind, _ in found] == ["float", "halffloat"]
+    assert found[0][1] == found[1][1]
+    assert sum(each is not None for each in found[1][1].values()) > 20
 
 
 @pytest.mark.parametrize("wanted", [Shards.sidecars, Shards.images])

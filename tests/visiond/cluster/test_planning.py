@@ -177,6 +177,8 @@ def test_results_of_an_earlier_run_are_only_continued_when_asked_and_with_the_sa
         open_plans(tmp_path, stages={"ocr": {"backend": "fake"}})
     with pytest.raises(OutputTaken, match="other --shards"):
         Plans.open(ClusterFolder(str(tmp_path)), parse({}, tmp_path), resume=True, shards=Shards.images)
+    with pytest.raises(OutputTaken, match="--float16"):
+        Plans.open(ClusterFolder(str(tmp_path)), parse({}, tmp_path), resume=True, float16=True)
 
 
 def test_a_digest_is_found_among_many(tmp_path: Path) -> None:
