@@ -12,11 +12,12 @@ import numpy as np
 
 from daemon.core.errors import MissingLibrary
 from daemon.core.sidecar import unpack_embedding
+from stages.registry.registry import list_variants
 
 CHUNK = 1024  # rows in a row group, and in memory: some megabytes with embeddings
 
 # Columns that Parquet and Lance have, and CSV has not. Conditions have the lists.
-LISTS = ("text_lines", "detections", "tag_scores")
+LISTS = ("text_lines", "detections", "tag_scores", "captions")
 FURTHER = (*LISTS, "embedding")
 
 Row = tuple[dict[str, Any], dict[str, Any]]  # the columns of every export, and the sidecar
@@ -87,7 +88,11 @@ def _schema(columns: Mapping[str, type], size: int, precision: Any) -> Any:
     corners = pa.list_(pa.list_(number))
     line = pa.struct([("text", pa.string()), ("score", number), ("box", corners), ("guessed", pa.bool_())])
     detection = pa.struct([("label", pa.string()), ("score", number), ("box", pa.list_(number))])
-    further = (pa.list_(line), pa.list_(detection), pa.list_(number), pa.list_(precision, size or -1))
+    caption = pa.struct(
+        [(name, pa.string()) for name in ("stage", "model", "prompt", "text")] + [("similarity", number)]
+    )
+    lists = (pa.list_(line), pa.list_(detection), pa.list_(number), pa.list_(caption))
+    further = (*lists, pa.list_(precision, size or -1))
     return pa.schema(
         [*((name, types[kind]) for name, kind in columns.items()), *zip(FURTHER, further, strict=True)]
     )
@@ -106,7 +111,16 @@ def lists_of(document: dict[str, Any]) -> dict[str, Any]:
         else None,
         "detections": document["objects"]["detections"] if "objects" in document else None,
         "tag_scores": [tag["score"] for tag in document["clip"]["tags"]] if "clip" in document else None,
+        "captions": [*_captions_of(document)] or None,
     }
+
+
+def _captions_of(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Of each captioner, that of the stage blip first."""
+    for stage in list_variants("blip", document.get("models", {})):
+        known = document.get("provenance", {}).get(stage, {})
+        about = {"stage": stage, "model": known.get("name"), "prompt": known.get("options", {}).get("prompt")}
+        yield about | document["caption" if stage == "blip" else stage]
 
 
 def vector_of(document: dict[str, Any]) -> Any:

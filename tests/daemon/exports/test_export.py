@@ -36,6 +36,7 @@ from daemon.exports.export import export_records, write_parquet
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
+from stages.contract.base import Provenance
 from stages.registry.registry import ORDER
 from tests.makers import MODELS, admit, complete, done, failed, make_file, make_outputs, make_record
 
@@ -208,11 +209,13 @@ async def test_columns_and_types_are_those_that_are_published(reader: Reader, tm
     assert {name: kinds[str(table.schema.field(name).type)] for name in COLUMNS} == COLUMNS
     line = "list<element: struct<text: string, score: double, box: list<element: list<element: double>>, guessed: bool>>"
     detection = "list<element: struct<label: string, score: double, box: list<element: double>>>"
+    caption = "list<element: struct<stage: string, model: string, prompt: string, text: string, similarity: double>>"
     vector = "fixed_size_list<element: float>[16]"
     assert [str(table.schema.field(name).type) for name in parquet.FURTHER] == [
         line,
         detection,
         "list<element: double>",
+        caption,
         vector,
     ]
 
@@ -453,8 +456,30 @@ async def test_boxes_and_scores_are_those_of_the_sidecars(reader: Reader, tmp_pa
     assert any(row["detections"] for row in rows)
 
 
+async def test_all_captions_of_an_image_are_a_list_with_their_models_and_prompts(tmp_path: Path) -> None:
+    about = Provenance(name="qwen3-vl-2b", options={"prompt": "Describe this image."})
+    long = Model("blip_long", "sha256:1", "", about)
+    outputs = make_outputs() | {"blip_long": Output(b'{"text": "three things", "similarity": null}', 0.0)}
+    with (tmp_path / "a.parquet").open("wb") as out:
+        columns = ExportColumns([*ORDER, "blip_long"])
+        write_parquet(
+            out, iter([make_record(INBOX, outputs=outputs, models=[*MODELS, long])]), columns, sizes=[]
+        )
+    [row] = read_rows(tmp_path / "a.parquet")
+    first, second = row["captions"]
+    assert (first["stage"], first["model"], first["prompt"]) == ("blip", MODELS[3].provenance.name, None)
+    assert (first["text"], first["similarity"]) == (row["caption"], row["clip_similarity"])
+    assert second == {
+        "stage": "blip_long",
+        "model": "qwen3-vl-2b",
+        "prompt": "Describe this image.",
+        "text": row["blip_long_text"],
+        "similarity": None,
+    }
+
+
 async def test_without_its_stage_each_of_these_is_null(tmp_path: Path) -> None:
-    record = make_record(INBOX, outputs=make_outputs(stages=["blip"]), models=[MODELS[3]])
+    record = make_record(INBOX, outputs=make_outputs(stages=["hash"]), models=[])
     with (tmp_path / "a.parquet").open("wb") as out:
         write_parquet(out, iter([record]), ALL, sizes=[])
     [row] = read_rows(tmp_path / "a.parquet")
@@ -582,6 +607,7 @@ async def test_conditions_have_boxes_lines_and_scores_of_tags(scored: Reader, tm
         (f"tag_score('{tags[0]['label']}') = json_extract(tag_scores, '$[0]')", [1, 2, 3, 4, 5, 6]),
         ("json_array_length(text_lines) = 3", [*documents]),
         ("json_extract(text_lines, '$[0].guessed')", []),
+        ("json_extract(captions, '$[0].text') = caption", [1, 2, 3, 4, 5]),
     ):
         assert numbers_of(scored, tmp_path / "a.jsonl", where=[where]) == expected, where
 
