@@ -674,11 +674,16 @@ SELECT DISTINCT models FROM image
 WHERE status = 1 AND (? = '[]' OR bin IN (SELECT value FROM json_each(?))) AND (location IS NOT NULL OR :is_newest);
 
 -- name: count_left
--- Contents with an answer of this stage, but none of the model with this fingerprint. Reads an index only.
-SELECT COUNT(*) FROM (
-    SELECT content FROM result JOIN model ON model.id = result.model WHERE stage = ?
-    GROUP BY content HAVING MAX(fingerprint = ?) = 0
+-- Of these contents, those with an answer of this stage, but none of the model with this fingerprint. Reads an index only.
+SELECT COUNT(*) FROM json_each(:contents) AS drawn WHERE EXISTS (
+    SELECT 1 FROM result JOIN model ON model.id = result.model WHERE content = drawn.value AND stage = :stage
+) AND NOT EXISTS (
+    SELECT 1 FROM result JOIN model ON model.id = result.model
+    WHERE content = drawn.value AND stage = :stage AND fingerprint = :fingerprint
 );
+
+-- name: last_content
+SELECT COALESCE(MAX(id), 0) FROM content;
 
 -- name: count_results
 -- Reads an index of all results: 0.8 s for a million images with four stages.

@@ -30,9 +30,9 @@ from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader, open_reader
 from daemon.maintenance import keeping
 from daemon.maintenance.keeping import GROUP, AnswerKeeper, ModelAnswers
-from daemon.models import sampling
+from daemon.models import comparing, sampling
 from daemon.models.changes import AnswerChange, estimate_share, measure_change
-from daemon.models.comparing import ModelComparison, Pair
+from daemon.models.comparing import ModelComparison, Pair, count_left
 from daemon.models.sampling import SampleRun, count_joules, run_stage
 from daemon.models.verdict import Prices, describe, say_what_next
 from daemon.server import control
@@ -251,6 +251,23 @@ def test_the_cost_counts_equal_bytes_once_and_no_answer_that_was_kept(place: Pla
     assert (found["images"], found["cost"]["images"]) == (IMAGES + 5, left)
     again = compare(place, "--sample", "10", "--seed", "1")
     assert again["cost"]["images"] == left - again["kept"]
+
+
+def test_what_a_redo_computes_is_estimated_in_a_large_ledger(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = compare(place, "--sample", "20")["kept"]
+    config = load(place.config)
+    with open_reader(config) as reader:
+        current = reader.current_models()
+        [model] = [m for n, m in reader.models.items() if m.stage == "yolo" and n not in current]
+        assert count_left(config, reader, model, IMAGES) == IMAGES - kept
+        monkeypatch.setattr(comparing, "MOST_COUNTED", 20)
+        estimate = count_left(config, reader, model, IMAGES)
+        monkeypatch.setattr(comparing, "MOST_COUNTED", IMAGES)
+        assert count_left(config, reader, model, 7) == 7  # no more than there are images with an answer
+    assert estimate % 2 == 0  # twice what 20 of 40 contents are
+    assert abs(estimate - (IMAGES - kept)) <= 12
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
