@@ -35,7 +35,9 @@ labels_app = typer.Typer(
     "Examples:\n  visiond labels import corrected.json\n  visiond labels list",
     no_args_is_help=True,
 )
-KindsOption = Annotated[list[Kind] | None, option("--only KIND", "Only objects, tags, caption or text.")]
+KindsOption = Annotated[
+    list[Kind] | None, option("--only KIND", "Only objects, tags, caption, text or classes.")
+]
 
 
 @labels_app.command("import")
@@ -60,13 +62,14 @@ def import_labels(
     FILE is COCO (.json: objects, captions, text), a folder of YOLO with its
     data.yaml or classes.txt, tasks with annotations as Label Studio exports
     them (.json), CSV with a column path, location or digest and columns tags,
-    caption or text, or the .truth.jsonl of `visiond samples`. Of what
-    `visiond export --labels` wrote, only labels are taken, no answers.
+    caption, text or the name of a classifier, or the .truth.jsonl of
+    `visiond samples`. Of what `visiond export --labels` wrote, only labels are
+    taken, no answers.
 
     Labels belong to the bytes of an image: they stay when models run again,
     and when the file is renamed. They replace earlier labels of the same
-    kind. An image is found by its digest, by its file if that is where the
-    name says, or by the end of its path.
+    kind, or of the same classifier. An image is found by its digest, by its
+    file if that is where the name says, or by the end of its path.
 
     Examples:
       visiond labels import corrected.json
@@ -227,7 +230,9 @@ def forget_labels(
 
 def score(
     only: KindsOption = None,
-    by_label: Annotated[bool, flag("--by-label", "Also the average precision of each label.")] = False,
+    by_label: Annotated[
+        bool, flag("--by-label", "Also the average precision of each label, and the F1 of each class.")
+    ] = False,
     held_out: Annotated[
         float,
         option("--held-out SHARE", "Only images that such a training did not learn from.", min=0, max=1),
@@ -239,8 +244,8 @@ def score(
 
     Objects: mAP and AP50 as COCO defines them, of the labels that people
     gave. Tags: recall, precision and F1. Text: error rates of characters and
-    words (CER, WER; less is better). Captions: CIDEr-D. Each with the range
-    that holds 95 of 100 resamples of the images.
+    words (CER, WER; less is better). Captions: CIDEr-D. Classes: accuracy and
+    macro F1. Each with the range that holds 95 of 100 resamples of the images.
 
     Every model with answers in the ledger is listed, so that after a redo the
     model before stands below. Its last column says how it differs from the
@@ -276,8 +281,9 @@ def score(
         print_warning(f"Note: {note}")
     for each in scores if by_label else ():
         classes = sorted(each.classes.items(), key=lambda item: -item[1])
-        title = f"{each.model.provenance.describe()}, average precision"
-        print_found(("label", "AP"), ((name, f"{value:.3f}") for name, value in classes), title)
+        figure = "average precision" if each.kind is Kind.OBJECTS else "F1"
+        title = f"{each.model.provenance.describe()}, {figure}"
+        print_found(("label", figure), ((name, f"{value:.3f}") for name, value in classes), title)
 
 
 def explain_nothing(each: Score) -> Iterator[str]:
@@ -312,7 +318,7 @@ def name_apart(scores: list[Score]) -> list[str]:
     )
 
     def name(each: Score) -> str:
-        others = [other.model for other in scores if other.kind == each.kind and other is not each]
+        others = [other.model for other in scores if other.name == each.name and other is not each]
         alone = (way for way in ways if way(each.model) not in map(way, others))
         return next(alone, ways[-1])(each.model)
 
@@ -320,7 +326,7 @@ def name_apart(scores: list[Score]) -> list[str]:
 
 
 def _rows(each: Score, model: str) -> list[tuple[object, ...]]:
-    named = (each.kind, model, f"{each.images:,} of {each.labelled:,}")
+    named = (each.name, model, f"{each.images:,} of {each.labelled:,}")
     return [
         (
             *(named if place == 0 else ("", "", "")),
@@ -350,6 +356,7 @@ def _as_json(each: Score) -> dict[str, object]:
 
     return {
         "kind": each.kind,
+        "stage": each.model.stage,
         "fingerprint": each.model.fingerprint,
         "model": each.model.provenance.describe(),
         "is_current": each.is_current,

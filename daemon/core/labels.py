@@ -1,4 +1,4 @@
-"""What people say about an image: its objects, its tags, its captions or its text."""
+"""What people say about an image: its objects, its tags, its captions, its text, or its classes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,17 @@ class Kind(StrEnum):
     TAGS = "tags"
     CAPTION = "caption"
     TEXT = "text"
+    CLASSES = "classes"
 
 
 # The stage whose answers are compared with labels of a kind.
-STAGE_OF = {Kind.OBJECTS: "yolo", Kind.TAGS: "clip", Kind.CAPTION: "blip", Kind.TEXT: "ocr"}
+STAGE_OF = {
+    Kind.OBJECTS: "yolo",
+    Kind.TAGS: "clip",
+    Kind.CAPTION: "blip",
+    Kind.TEXT: "ocr",
+    Kind.CLASSES: "classifier",  # and each of its variants
+}
 
 
 class ObjectLabel(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -32,13 +39,14 @@ class ObjectLabel(msgspec.Struct, frozen=True, omit_defaults=True):
     crowd: bool = False
 
 
-# Objects; or tags; or captions, of which there may be several; or the whole text.
-Value = list[ObjectLabel] | list[str] | str
+# Objects; or tags; or captions, of which there may be several; or the whole text; or by the name of a classifier its class.
+Value = list[ObjectLabel] | list[str] | str | dict[str, str]
 TYPES: dict[Kind, Any] = {
     Kind.OBJECTS: list[ObjectLabel],
     Kind.TAGS: list[str],
     Kind.CAPTION: list[str],
     Kind.TEXT: str,
+    Kind.CLASSES: dict[str, str],
 }
 
 
@@ -80,6 +88,11 @@ NO_LABELS: Mapping[Kind, Label] = {}
 
 def no_labels(digest: bytes) -> Mapping[Kind, Label]:
     return NO_LABELS
+
+
+def by_stage(kind: Kind, value: Value) -> Mapping[str, Any]:
+    """What is said of the answers of each stage."""
+    return value if isinstance(value, dict) else {STAGE_OF[kind]: value}
 
 
 def describe(labels: Mapping[Kind, Label]) -> bytes:

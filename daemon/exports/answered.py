@@ -37,8 +37,10 @@ class ImageAnswers:
 
     @property
     def origins(self) -> dict[Kind, str]:
-        """Where those labels are from that take the place of answers. Text has no boxes, so it never does."""
-        return {kind: label.origin for kind, label in self.labels.items() if kind is not Kind.TEXT}
+        """Where those labels are from that take the place of answers. Text has no boxes, so it never does; nor do
+        classes."""
+        never = (Kind.TEXT, Kind.CLASSES)
+        return {kind: label.origin for kind, label in self.labels.items() if kind not in never}
 
     @cached_property
     def objects(self) -> list[tuple[str, float, Box]]:

@@ -19,7 +19,7 @@ from stages.registry.registry import kind_of
 UPLOADS, LOCAL_FILES = "/data/upload/", "/data/local-files/"
 UPLOADED = re.compile(r"^[0-9a-f]{8}-")  # before the name of an uploaded file
 # Labels and texts of a rectangle or polygon are results of their own.
-KNOWN = ("rectanglelabels", "polygonlabels", "labels", "choices", "textarea", "rectangle", "polygon")
+KNOWN = ("rectanglelabels", "polygonlabels", "labels", "choices", "class", "textarea", "rectangle", "polygon")
 
 
 class _Value(msgspec.Struct):
@@ -35,6 +35,10 @@ class _Value(msgspec.Struct):
     choices: list[str] = []
     text: list[str] | str = []
 
+    @property
+    def texts(self) -> list[str]:
+        return [self.text] if isinstance(self.text, str) else self.text
+
 
 class _Result(msgspec.Struct):
     type: str = ""
@@ -44,8 +48,9 @@ class _Result(msgspec.Struct):
     original_height: float | None = None
 
     def __post_init__(self) -> None:
+        """A control that is named after a classifier, as an export does it, has its classes."""
         if self.type == "choices" and kind_of(self.from_name) == "classifier":
-            self.type = self.from_name  # not known here: its labels are no tags
+            self.type = "class" if len(self.value.choices) == 1 else "several classes"
 
 
 class _Answer(msgspec.Struct):
@@ -74,8 +79,8 @@ class LabelTask(msgspec.Struct):
 
 def read_label_studio(tasks: Sequence[LabelTask], left_out: LeftOut) -> Iterator[Said]:
     """Of each task its last annotation that was not cancelled, or the one that is marked as ground truth. A kind of which some
-    task has a label is labelled in all annotated tasks, but for captions: an image may have none of it. An image with a shape
-    that has no box here, such as one of a brush, gets no label of objects."""
+    task has a label is labelled in all annotated tasks, but for captions and classes: an image may have none of it. An image
+    with a shape that has no box here, such as one of a brush, gets no label of objects."""
     annotated = [(task, results) for task in tasks if (results := _results_of(task, left_out)) is not None]
     found = [(task, results, _by_kind(results, left_out)) for task, results in annotated]
     for kind in sorted({kind for task, _, parts in found for kind in (*parts, *task.about.labels)}):
@@ -115,17 +120,18 @@ def _by_kind(results: Sequence[_Result], left_out: LeftOut) -> dict[Kind, list[A
 def _read(result: _Result) -> tuple[Kind, Sequence[Any]] | None:
     """What it says, if it is known here."""
     value = result.value
-    texts = [value.text] if isinstance(value.text, str) else value.text
     match result.type, value.x is not None or bool(value.points):  # whether it is about a region
         case "rectanglelabels" | "polygonlabels" | "labels", True:
             named = (*value.rectanglelabels, *value.polygonlabels, *value.labels)
             return Kind.OBJECTS, [ObjectLabel(each, _box_of(result)) for each in named]
+        case "class", False:
+            return Kind.CLASSES, [(result.from_name, *value.choices)]
         case "choices", False:  # those of a region are about it
             return Kind.TAGS, value.choices
         case "textarea", True:  # a line of text
-            return Kind.TEXT, [(_box_of(result), each) for each in texts]
+            return Kind.TEXT, [(_box_of(result), each) for each in value.texts]
         case "textarea", False:
-            return Kind.CAPTION, texts
+            return Kind.CAPTION, value.texts
     return None
 
 

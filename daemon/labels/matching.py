@@ -213,4 +213,6 @@ def keep_known(
 def _add(before: Value, value: Value) -> Value:
     if isinstance(before, str) or isinstance(value, str):
         return f"{before}\n{value}"
+    if isinstance(before, dict) and isinstance(value, dict):
+        return before | value
     return [*before, *value]

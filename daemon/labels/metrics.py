@@ -1,4 +1,4 @@
-"""How well answers agree with labels: average precision of objects, tags, error rates of text, and CIDEr of captions.
+"""How well answers agree with labels: average precision of objects, tags, classes, error rates of text, and CIDEr of captions.
 
 Each measure is computed from figures of single images, so that it can be computed again for images drawn at random from them:
 the bootstrap (Efron, 1979), which gives intervals.
@@ -198,6 +198,43 @@ def measure_tags(labels: Sequence[Sequence[str]], answers: Sequence[Sequence[str
         }
 
     return measure
+
+
+# Classes
+
+
+class ClassMeasure:
+    """accuracy: the share of images whose class is answered. macro F1: the mean of the F1 of each class that people gave or a
+    model answered, so that a rare one counts as much as a frequent one. Upper and lower case count as one."""
+
+    def __init__(self, labels: Sequence[str], answers: Sequence[str]) -> None:
+        given, said = ([name.casefold() for name in names] for names in (labels, answers))
+        self._names = sorted({*given, *said})
+        self._given, self._said = (np.searchsorted(self._names, each) for each in (given, said))
+
+    def __call__(self, weights: Weights) -> dict[str, float]:
+        right = weights @ (self._given == self._said)
+        scores = self._scores(weights)
+        return {
+            "accuracy": _share(right, float(weights.sum())),
+            "macro F1": float(np.nanmean(scores)) if np.isfinite(scores).any() else math.nan,
+        }
+
+    def by_class(self) -> dict[str, float]:
+        """The F1 of each class."""
+        return dict(zip(self._names, self._scores(np.ones(len(self._given))).tolist(), strict=True))
+
+    def _scores(self, weights: Weights) -> Weights:
+        """NaN of a class that is not among these images."""
+        count = len(self._names)
+        hits = weights * (self._given == self._said)
+        right, given, said = (
+            np.bincount(places, each, count)
+            for places, each in ((self._given, hits), (self._given, weights), (self._said, weights))
+        )
+        with np.errstate(invalid="ignore"):
+            found: Weights = 2 * right / (given + said)
+        return found
 
 
 def _share(part: float, whole: float) -> float:

@@ -29,10 +29,15 @@ def say(
     size: tuple[float, float] | None = None,
     digest: str = "",
 ) -> Iterator[Said]:
-    """parts: objects, tags or captions; for text, boxes and lines. Without captions nothing is said; otherwise, that there is
-    nothing. Lines are put in reading order, as those of OCR are: people draw them in any."""
-    value: Value = "\n".join(_in_reading_order(parts, scale, size)) if kind is Kind.TEXT else parts
-    if value or kind is not Kind.CAPTION:
+    """parts: objects, tags or captions; for text, boxes and lines; for classes, each with its classifier before it. Without
+    captions or classes nothing is said; otherwise, that there is nothing. Lines are put in reading order, as those of OCR are:
+    people draw them in any."""
+    value: Value = parts
+    if kind is Kind.TEXT:
+        value = "\n".join(_in_reading_order(parts, scale, size))
+    elif kind is Kind.CLASSES:
+        value = dict(parts)
+    if value or kind not in (Kind.CAPTION, Kind.CLASSES):
         yield Said(name, kind, value, scale, size, digest)
 
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from daemon.core.labels import STAGE_OF, Kind, ObjectLabel, Value, is_held_out
+from daemon.core.labels import Box, Kind, ObjectLabel, by_stage, is_held_out
 from daemon.exports.answered import ImageAnswers
 from daemon.labels import metrics
-from daemon.labels.metrics import Measure, ObjectMeasure
+from daemon.labels.metrics import ClassMeasure, Measure, ObjectMeasure
 from daemon.labels.store import LabelStore
 from daemon.ledger.record import Model
 from daemon.ledger.records import Reader
 from daemon.ledger.rows import read_stored
-from stages.registry.registry import STAGES
+from stages.registry.registry import find_stage
 
 CHUNK = 256
 # What a measure compares with the label, and the measure.
@@ -27,12 +28,14 @@ READ: Mapping[Kind, Callable[[ImageAnswers], Any]] = {
     Kind.TAGS: lambda answers: [label for label, _ in answers.tags],
     Kind.CAPTION: lambda answers: answers.caption,
     Kind.TEXT: lambda answers: answers.text,
+    Kind.CLASSES: lambda answers: next(each["label"] for each in answers.document.values()),
 }
 MEASURES: Mapping[Kind, Callable[[Sequence[Any], Sequence[Any]], Measure]] = {
     Kind.OBJECTS: ObjectMeasure,
     Kind.TAGS: metrics.measure_tags,
     Kind.CAPTION: metrics.measure_captions,
     Kind.TEXT: metrics.measure_text,
+    Kind.CLASSES: ClassMeasure,
 }
 
 
@@ -48,7 +51,8 @@ class Estimate(NamedTuple):
 class Score:
     """How one model agrees with the labels. images: how many it has answered for, of those with labels. against: figures minus
     those of the first model of its kind, on the images that both have answered for; none for the first. classes: the average
-    precision of each label. given, answered: the names of objects or tags that people and the model gave, in lower case."""
+    precision of each label of objects, or the F1 of each class. given, answered: the names of objects, tags or classes that
+    people and the model gave, in lower case."""
 
     kind: Kind
     model: Model
@@ -61,6 +65,11 @@ class Score:
     given: frozenset[str] = frozenset()
     answered: frozenset[str] = frozenset()
 
+    @property
+    def name(self) -> str:
+        """Its kind; of classes, the classifier."""
+        return self.model.stage if self.kind is Kind.CLASSES else self.kind
+
 
 def score(
     reader: Reader, store: LabelStore, kinds: Sequence[Kind], step: Callable[[int], None], held_out: float = 1
@@ -68,13 +77,12 @@ def score(
     """Of each kind, current models first, then those with the most images. step: called with the number of labelled images that
     were read. held_out: only the images that a training with this share holds out. Raises MissingLibrary."""
     current, read = reader.current_models(), 0
-    for kind in kinds:
-        labels = {digest: said for digest, said in store.of_kind(kind) if is_held_out(digest, held_out)}
+    for kind, stage, labels in _list_labels(store, kinds, held_out):
         answers = defaultdict[int, dict[bytes, Any]](dict)
         digests = [*labels]
         for start in range(0, len(digests), CHUNK):
             chunk = digests[start : start + CHUNK]
-            for model, found in _read_answers(reader, chunk, kind).items():
+            for model, found in _read_answers(reader, chunk, kind, stage).items():
                 answers[model] |= found
             read += len(chunk)
             step(read)
@@ -86,9 +94,23 @@ def score(
             )
 
 
-def _read_answers(reader: Reader, digests: Sequence[bytes], kind: Kind) -> dict[int, dict[bytes, Any]]:
+def _list_labels(
+    store: LabelStore, kinds: Sequence[Kind], held_out: float
+) -> Iterator[tuple[Kind, str, dict[bytes, Any]]]:
+    """Of each kind the stage that is scored, and the labels by digest; of classes, of each classifier."""
+    for kind in kinds:
+        found = defaultdict[str, dict[bytes, Any]](dict)
+        for digest, value in store.of_kind(kind):
+            if is_held_out(digest, held_out):
+                for stage, said in by_stage(kind, value).items():
+                    found[stage][digest] = said
+        yield from ((kind, stage, found[stage]) for stage in sorted(found))
+
+
+def _read_answers(
+    reader: Reader, digests: Sequence[bytes], kind: Kind, stage: str
+) -> dict[int, dict[bytes, Any]]:
     """By model and digest, what is compared with a label."""
-    stage = STAGE_OF[kind]
     with reader.lend() as connection:
         stored = read_stored(connection, digests, reader.models)
     found: dict[int, dict[bytes, Any]] = {}
@@ -96,7 +118,7 @@ def _read_answers(reader: Reader, digests: Sequence[bytes], kind: Kind) -> dict[
         _, width, height, _ = stored.contents[digest]
         for number, output in outputs.items():
             if reader.models[number].stage == stage:
-                document = {STAGES[stage].key: msgspec.json.decode(output.payload)}
+                document = {find_stage(stage).key: msgspec.json.decode(output.payload)}
                 answers = ImageAnswers(document, (width, height))
                 found.setdefault(number, {})[digest] = READ[kind](answers)
     return found
@@ -105,7 +127,7 @@ def _read_answers(reader: Reader, digests: Sequence[bytes], kind: Kind) -> dict[
 def _score(
     kind: Kind,
     model: Model,
-    labels: Mapping[bytes, Value],
+    labels: Mapping[bytes, Any],
     answers: Mapping[bytes, Any],
     first: Mapping[bytes, Any],
     *,
@@ -119,7 +141,7 @@ def _score(
     if both:
         measures = [_measure(kind, both, labels, each) for each in (first, answers)]
         against = _figures(metrics.difference(*measures), len(both))
-    classes = measure.by_class() if isinstance(measure, ObjectMeasure) else {}
+    classes = measure.by_class() if isinstance(measure, ObjectMeasure | ClassMeasure) else {}
     return Score(
         kind,
         model,
@@ -135,20 +157,21 @@ def _score(
 
 
 def _names(kind: Kind, images: Iterable[Any]) -> frozenset[str]:
-    """Of the objects or tags in labels, or in what is compared with them, as a score compares them."""
-    if kind is Kind.OBJECTS:
-        found = (
-            each.label if isinstance(each, ObjectLabel) else each[0] for image in images for each in image
-        )
-    elif kind is Kind.TAGS:
-        found = (name for image in images for name in image)
-    else:
+    """Of the objects, tags or classes in labels, or in what is compared with them, as a score compares them."""
+    if kind in (Kind.CAPTION, Kind.TEXT):
         return frozenset()
-    return frozenset(name.casefold() for name in found)
+    parts = images if kind is Kind.CLASSES else chain.from_iterable(images)
+    return frozenset(_name_of(each).casefold() for each in parts)
+
+
+def _name_of(part: ObjectLabel | tuple[str, float, Box] | str) -> str:
+    if isinstance(part, ObjectLabel):
+        return part.label
+    return part if isinstance(part, str) else part[0]
 
 
 def _measure(
-    kind: Kind, digests: Sequence[bytes], labels: Mapping[bytes, Value], answers: Mapping[bytes, Any]
+    kind: Kind, digests: Sequence[bytes], labels: Mapping[bytes, Any], answers: Mapping[bytes, Any]
 ) -> Measure:
     return MEASURES[kind]([labels[each] for each in digests], [answers[each] for each in digests])
 

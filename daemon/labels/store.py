@@ -20,6 +20,12 @@ from daemon.system.ownership import hand_over
 
 BUSY_SECONDS = 30.0
 COUNT = "SELECT COUNT(*) FROM label"
+# Of classes, those of other classifiers stay.
+KEEP = """
+INSERT INTO label VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    value = iif(kind = 'classes', json_patch(value, excluded.value), excluded.value),
+    origin = excluded.origin, made_at = excluded.made_at;
+"""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS label (
     digest BLOB NOT NULL,  -- SHA-256 of the image's file
@@ -55,7 +61,7 @@ class LabelCount(NamedTuple):
 
 
 class LabelStore:
-    """A later import of the same kind replaces what is said about an image."""
+    """A later import of the same kind replaces what is said about an image; of classes, only of the same classifier."""
 
     def __init__(self, state: Path) -> None:
         """state: the folder of the ledger."""
@@ -78,7 +84,7 @@ class LabelStore:
                 # Nothing is written before the end, so that others can read until then.
                 connection.execute("PRAGMA cache_spill = OFF")
                 [before] = connection.execute(COUNT).fetchone()
-                connection.executemany("INSERT OR REPLACE INTO label VALUES (?, ?, ?, ?, ?)", rows)
+                connection.executemany(KEEP, rows)
                 [after] = connection.execute(COUNT).fetchone()
                 return int(before + len(rows) - after)
 

@@ -11,12 +11,13 @@ import msgspec
 
 from daemon.core.cells import as_typed
 from daemon.core.errors import WrongArgument
-from daemon.core.labels import Kind, LeftOut, Said, decode
+from daemon.core.labels import Kind, LeftOut, Said, Value, decode
+from stages.registry.registry import kind_of
 
 LONGEST_CELL = 1 << 26  # characters: Python's own limit is 131,072
 # Columns that name the image, the surest first.
 NAMES = ("digest", "location", "path", "file_name", "filename", "file", "image", "name")
-LABELLED = (Kind.TAGS, Kind.CAPTION, Kind.TEXT)  # columns
+LABELLED = (Kind.TAGS, Kind.CAPTION, Kind.TEXT)  # columns; and those of classifiers
 LABELS = "labels"  # the column of an export
 ANSWERS = "answers of models; if people have corrected them, keep only those columns and digest"
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # as Excel writes "Unicode text"
@@ -24,7 +25,8 @@ UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # as Excel writes "Unicode text"
 
 def read_csv(file: Path, left_out: LeftOut) -> Iterator[Said]:
     """With a header, and commas, semicolons or tabs. A column names the image: see NAMES. Columns of labels are tags (a list as
-    JSON or Python writes it, or with commas or semicolons), caption and text. An empty cell says nothing."""
+    JSON or Python writes it, or with commas or semicolons), caption, text, and the name of a classifier, also with
+    _label behind it as in an export. An empty cell says nothing."""
     csv.field_size_limit(LONGEST_CELL)
     with file.open("rb") as opened:
         encoding = "utf-16" if opened.read(2) in UTF_16 else "utf-8-sig"
@@ -34,42 +36,44 @@ def read_csv(file: Path, left_out: LeftOut) -> Iterator[Said]:
         rows = csv.DictReader(lines, delimiter=max(",;\t", key=header.count), restval="", strict=True)
         try:
             rows.fieldnames = columns = [name.strip().lower() for name in rows.fieldnames or ()]
-            key, kinds = _find_columns(file, columns)
+            key, labelled, is_exported = _find_columns(file, columns)
             for row in rows:
                 if None in row:
                     raise ValueError("it has more cells than the header; a cell with commas needs quotes")
-                yield from _read_row(row, as_typed(row[key]), kinds, left_out)
+                read = _read_exported if is_exported else _read_row
+                yield from read(row, as_typed(row[key]), labelled, left_out)
         except (csv.Error, SyntaxError, ValueError, msgspec.MsgspecError) as error:
             raise WrongArgument(f"{file}, line {rows.line_num}: {error}.") from None
 
 
-def _read_row(row: Mapping[str, str], name: str, kinds: Sequence[Kind], left_out: LeftOut) -> Iterator[Said]:
-    """kinds: none for an export. Raises ValueError, SyntaxError, msgspec.MsgspecError."""
-    if not kinds:
-        said = [*_read_exported(name, as_typed(row[LABELS]))]
-        yield from said
-        for _ in {kind for kind in LABELLED if row.get(kind)} - {each.kind for each in said}:
-            left_out(ANSWERS)
-    cells = ((kind, as_typed(row[kind])) for kind in kinds)
-    yield from (Said(name, kind, _value_of(kind, cell)) for kind, cell in cells if cell)
+def _find_kind(column: str) -> Kind | None:
+    """Of the labels in it."""
+    if column in LABELLED:
+        return Kind(column)
+    return Kind.CLASSES if kind_of(_classifier_of(column)) == "classifier" else None
 
 
-def _find_columns(file: Path, columns: Sequence[str]) -> tuple[str, list[Kind]]:
-    """The one that names the image, and those with labels: none for an export with LABELS. Raises WrongArgument."""
+def _classifier_of(column: str) -> str:
+    return column.removesuffix("_label")
+
+
+def _find_columns(file: Path, columns: Sequence[str]) -> tuple[str, list[str], bool]:
+    """The one that names the image, those with labels or answers, and whether it is an export with LABELS. Raises
+    WrongArgument."""
     key = next(filter(columns.__contains__, NAMES), "")
-    kinds = [kind for kind in LABELLED if kind in columns]
+    labelled = [column for column in columns if _find_kind(column)]
     is_exported = "clip_similarity" in columns
     if is_exported and LABELS not in columns:
         raise WrongArgument(
             f"{file} has answers of models, as `visiond export` wrote them. Keep the columns path and digest, and those that "
             "people have corrected."
         )
-    if not key or not kinds:
+    if not key or not labelled:
         raise WrongArgument(
-            f"{file} needs a column that names the image ({', '.join(NAMES)}) and one with labels (tags, caption, text). "
-            f"It has {', '.join(columns) or 'none'}."
+            f"{file} needs a column that names the image ({', '.join(NAMES)}) and one with labels (tags, caption, text, or the "
+            f"name of a classifier). It has {', '.join(columns) or 'none'}."
         )
-    return key, [] if is_exported else kinds
+    return key, labelled, is_exported
 
 
 class _Told(msgspec.Struct):
@@ -77,18 +81,37 @@ class _Told(msgspec.Struct):
     origin: str
 
 
-def _read_exported(name: str, cell: str) -> Iterator[Said]:
-    """Raises msgspec.MsgspecError."""
-    for kind, told in msgspec.json.decode(cell or "{}", type=dict[Kind, _Told]).items():
-        yield Said(name, kind, decode(kind, told.value), digest=name, origin=told.origin)
+def _read_exported(
+    row: Mapping[str, str], name: str, answered: Sequence[str], left_out: LeftOut
+) -> Iterator[Said]:
+    """answered: columns with answers of models. Raises msgspec.MsgspecError."""
+    told = msgspec.json.decode(as_typed(row[LABELS]) or "{}", type=dict[Kind, _Told])
+    for kind, each in told.items():
+        yield Said(name, kind, decode(kind, each.value), digest=name, origin=each.origin)
+    for _ in {_find_kind(column) for column in answered if row.get(column)} - told.keys():
+        left_out(ANSWERS)
 
 
-def _value_of(kind: Kind, cell: str) -> list[str] | str:
+def _read_row(
+    row: Mapping[str, str], name: str, labelled: Sequence[str], left_out: LeftOut
+) -> Iterator[Said]:
+    """labelled: columns. Raises ValueError, SyntaxError."""
+    cells = ((column, as_typed(row[column])) for column in labelled)
+    yield from (Said(name, *_read_cell(column, cell)) for column, cell in cells if cell)
+
+
+def _read_cell(column: str, cell: str) -> tuple[Kind, Value]:
     """Raises ValueError, SyntaxError."""
+    kind = _find_kind(column)
+    if kind is Kind.CLASSES:
+        return kind, {_classifier_of(column): cell}
     if kind is Kind.TEXT:
-        return cell
-    if kind is Kind.CAPTION:
-        return [cell]
+        return kind, cell
+    return (Kind.CAPTION, [cell]) if kind is Kind.CAPTION else (Kind.TAGS, _read_tags(cell))
+
+
+def _read_tags(cell: str) -> list[str]:
+    """Raises ValueError, SyntaxError."""
     if cell.startswith("["):
         try:
             return msgspec.json.decode(cell, type=list[str])

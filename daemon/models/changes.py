@@ -139,8 +139,12 @@ def measure_change(stage: str, size: tuple[int, int], before: bytes, after: byte
 
 
 def measure_error(kind: Kind, size: tuple[int, int], label: Label, answer: bytes) -> float:
-    """How far an answer is from what people say, from 0 to 1; of several captions, from the nearest. Raises MissingLibrary."""
-    said = ImageAnswers({find_stage(STAGE_OF[kind]).key: msgspec.json.decode(answer)}, size)
+    """How far an answer is from what people say, from 0 to 1; of several captions, from the nearest; of a
+    class, 0 or 1. label: of what the stage says. Raises MissingLibrary."""
+    answered = msgspec.json.decode(answer)
+    if kind is Kind.CLASSES:
+        return float(answered["label"].casefold() != str(label.value).casefold())
+    said = ImageAnswers({find_stage(STAGE_OF[kind]).key: answered}, size)
     if kind is Kind.OBJECTS:
         return compare_objects(ImageAnswers({}, size, {kind: label}).objects, said.objects).amount
     if kind is Kind.TAGS:
@@ -148,8 +152,8 @@ def measure_error(kind: Kind, size: tuple[int, int], label: Label, answer: bytes
         total = len(given) + len(found)
         return 1 - 2 * len(given & found) / total if total else 0.0
     if kind is Kind.CAPTION:
-        given_captions = [str(each) for each in label.value] or [""]
-        return min(compare_words(each, said.caption).amount for each in given_captions)
+        apart = [compare_words(str(each), said.caption).amount for each in label.value]
+        return min(apart, default=float(bool(said.caption)))
     return compare_text(str(label.value), said.text).amount
 
 

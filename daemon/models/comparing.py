@@ -16,7 +16,7 @@ import msgspec
 
 from daemon.config.loading import Config
 from daemon.core.errors import NothingFound, WrongArgument
-from daemon.core.labels import STAGE_OF, LookUp
+from daemon.core.labels import LookUp, by_stage
 from daemon.exports.choice import draw, find_records
 from daemon.labels.scoring import Estimate
 from daemon.labels.store import LabelStore
@@ -194,7 +194,7 @@ def count_left(config: Config, reader: Reader, model: Model, population: int) ->
             "fingerprint": model.fingerprint,
         }
         [left] = connection.execute(SQL["count_left"], asked).fetchone()
-    return min(population, round(left / max(1, len(drawn)) * last))
+    return int(min(population, round(left / max(1, len(drawn)) * last)))
 
 
 def _pair(record: Record, stage: str, run: SampleRun, judge: Judge) -> Pair:
@@ -210,9 +210,9 @@ def _pair(record: Record, stage: str, run: SampleRun, judge: Judge) -> Pair:
 
 def _hold_against_labels(pairs: Sequence[Pair], stage: str, find: LookUp) -> Iterator[float]:
     """Of each image with labels that say what the stage says, how much farther from them the new answer is."""
-    kind = next((kind for kind, name in STAGE_OF.items() if name == stage), None)
     for pair in pairs:
-        if kind and (label := find(pair.record.digest).get(kind)):
-            size = (pair.record.width, pair.record.height)
-            before, after = (measure_error(kind, size, label, each) for each in (pair.before, pair.after))
-            yield after - before
+        for kind, label in find(pair.record.digest).items():
+            if stage in (said := by_stage(kind, label.value)):
+                size, given = (pair.record.width, pair.record.height), label._replace(value=said[stage])
+                before, after = (measure_error(kind, size, given, each) for each in (pair.before, pair.after))
+                yield after - before

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from daemon.core.labels import STAGE_OF, Kind, Label, ObjectLabel
+from daemon.core.labels import Kind, Label, ObjectLabel, by_stage
 from daemon.ledger.record import Record
 from daemon.search.entries import separate
 from stages.contract.binning import has_text, likely_tags, sure_text_of
@@ -148,6 +148,12 @@ def caption_is_other(answer: Answer, given: Sequence[str]) -> float:
     return min((differ(_words(answer["text"]), _words(each)) for each in given), default=0.0)
 
 
+def class_is_other(answer: Answer, given: str) -> float:
+    scores = {name.casefold(): score for name, score in answer["scores"].items()}
+    own: float = scores.pop(given.casefold(), 0.0)
+    return (1.0 - own + max(scores.values(), default=0.0)) / 2
+
+
 class Measure(NamedTuple):
     """source: of the idea, or of the formula."""
 
@@ -183,6 +189,11 @@ MEASURES: Mapping[tuple[str, str], Measure] = {
     ("labels", "clip"): Measure(
         tags_are_others,
         "how much more likely a tag is that nobody gave than one that somebody gave",
+        "The normalized margin of confident learning: Northcutt, Jiang, Chuang (JAIR 2021), as in cleanlab",
+    ),
+    ("labels", "classifier"): Measure(
+        class_is_other,
+        "how much more likely the likeliest other class is than the one that somebody gave",
         "The normalized margin of confident learning: Northcutt, Jiang, Chuang (JAIR 2021), as in cleanlab",
     ),
     ("labels", "blip"): Measure(caption_is_other, "words that the caption and the nearest of people do not share", _DICE),
@@ -254,5 +265,6 @@ def _list_parts(
     for stage in others.keys() & answers.keys():
         yield "models", stage, answers[stage], msgspec.json.decode(others[stage])
     for kind, label in labels.items():
-        if STAGE_OF[kind] in answers:
-            yield "labels", STAGE_OF[kind], answers[STAGE_OF[kind]], label.value
+        said = by_stage(kind, label.value)
+        for stage in said.keys() & answers.keys():
+            yield "labels", stage, answers[stage], said[stage]

@@ -320,6 +320,8 @@ def show_labels(labels: Mapping[Kind, Label]) -> None:
 def _in_words(value: Value) -> str:
     if isinstance(value, str):
         return " / ".join(value.splitlines())
+    if isinstance(value, dict):
+        return ", ".join(f"{classifier}: {label}" for classifier, label in value.items())
     return ", ".join(each if isinstance(each, str) else each.label for each in value)
 
 

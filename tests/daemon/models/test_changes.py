@@ -157,6 +157,7 @@ def test_an_answer_that_is_nearer_to_the_labels_has_a_smaller_error() -> None:
     assert error(Kind.CAPTION, ["a cat", "a dog"], {"text": "a dog", "similarity": None}) == 0.0
     assert error(Kind.TAGS, ["dog"], {"tags": [{"label": "dog", "score": 0.9}]}) == 0.0
     assert error(Kind.TEXT, "abcd", {"text": "abce", "lines": []}) == 0.25
+    assert [error(Kind.CLASSES, "Safe", {"label": each}) for each in ("safe", "nsfw")] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(
