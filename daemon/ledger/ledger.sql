@@ -502,11 +502,8 @@ WHERE publication.number > ? AND (image.status IN (1, 2) OR image.status = 0 AND
 AND (image.location IS NOT NULL OR :is_newest) ORDER BY publication.number LIMIT ?;
 
 -- name: pictures
--- What tells which of several images is the best one, of all that are DONE or were. sharpness: of the results of `models`.
-SELECT publication.number, image.id, coalesce(content.width * content.height, 0), coalesce((
-    SELECT max(CASE WHEN json_valid(CAST(payload AS TEXT)) THEN json_extract(CAST(payload AS TEXT), '$.sharpness') + 0.0 END)
-    FROM result WHERE result.content = content.id AND result.model IN (SELECT value FROM json_each(:models))
-), 0.0), image.size
+-- What tells which of several images is the best one, of all that are DONE or were.
+SELECT publication.number, image.id, coalesce(content.width * content.height, 0), image.size
 FROM publication CROSS JOIN image ON image.id = publication.image LEFT JOIN content ON content.digest = image.digest
 WHERE publication.number > :after AND publication.number <= :last
 AND (image.status = 1 OR image.status = 0 AND image.finished_at IS NOT NULL)

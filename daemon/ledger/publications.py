@@ -45,12 +45,11 @@ class Opened(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """What tells which of several images is the best one. pixels: 0 if not known. sharpness: by a plug-in; 0 if by none."""
+    """What tells which of several images is the best one. pixels: 0 if not known."""
 
     number: int  # of its publication
     image: int
     pixels: int
-    sharpness: float
     bytes: int
 
 
@@ -169,12 +168,10 @@ def read_shown_after(connection: sqlite3.Connection, number: int, limit: int) ->
     return dict(map(tuple, connection.execute(SQL["shown_after"], (number, limit)).fetchall()))
 
 
-def read_pictures(
-    connection: sqlite3.Connection, last: int, bins: Collection[str] = (), models: Collection[int] = ()
-) -> Iterator[Picture]:
+def read_pictures(connection: sqlite3.Connection, last: int, bins: Collection[str] = ()) -> Iterator[Picture]:
     """The images that are DONE, or wait for a new result, and shown, as of publications up to `last`, oldest first. bins:
-    only images of these. models: of plug-ins, which may measure sharpness."""
-    asked = {"last": last, "bins": _json(bins), "models": _json(models), "limit": LOOKED_AT, "after": 0}
+    only images of these."""
+    asked = {"last": last, "bins": _json(bins), "limit": LOOKED_AT, "after": 0}
     while rows := connection.execute(SQL["pictures"], asked).fetchall():
         yield from map(Picture._make, rows)
         asked["after"] = rows[-1][0]

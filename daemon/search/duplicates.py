@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,7 +29,6 @@ from daemon.search.matrix import PARTS, Rows, open_rows
 from daemon.system.ownership import hand_over, make_folder
 from stages.contract import processes
 from stages.contract.folders import sync
-from stages.registry.registry import BUILT_IN
 
 BATCH = 256  # images that are added to groups at once
 EXTEND_SECONDS = 1.0  # for which images are added while somebody waits
@@ -111,16 +110,16 @@ def find_duplicates(
     """Group the images that are in the index, which is up to date. Takes minutes for a million. near: the least cosine, at
     most 0.999. by: the stage whose results are compared, clip or hash. bins, among: only images of these bins, and of these
     numbers. note: called with how many images have their group, and how many there are. Raises SearchUnusable."""
-    plug_ins, last = _plug_ins(reader), index.about().place
-    kinds = np.dtype([(name, "f8" if name == "sharpness" else "i8") for name in Picture._fields])
+    last, kinds = index.about().place, np.dtype([(name, "i8") for name in Picture._fields])
     with reader.lend() as ledger:
-        pictures = np.fromiter(publications.read_pictures(ledger, last, bins, plug_ins), kinds)
+        pictures = np.fromiter(publications.read_pictures(ledger, last, bins), kinds)
     if among is not None:
         pictures = pictures[np.isin(pictures["image"], among)]
     model, rows, (folder, count, dim) = _choose_model(reader, index, by, pictures["number"])
     without = pictures["image"][rows < 0].tolist()
     pictures, rows = pictures[rows >= 0], rows[rows >= 0]
-    order = np.lexsort((pictures["image"], -pictures["bytes"], -pictures["sharpness"], -pictures["pixels"]))
+    sharpness = _read_part(folder, "sharpness", count)[rows]
+    order = np.lexsort((pictures["image"], -pictures["bytes"], -sharpness, -pictures["pixels"]))
     threads = processes.count_cores()
     asked = Grouping(str(folder), count, dim, rows[order].astype(np.int64).tobytes(), near, threads)
     cover = group_rows(asked, lambda done: note(done, len(order)))
@@ -351,12 +350,6 @@ def _json(numbers: Collection[int] | NDArray[np.int64]) -> str:
     return msgspec.json.encode(numbers.tolist() if isinstance(numbers, np.ndarray) else [*numbers]).decode()
 
 
-def _plug_ins(reader: Reader) -> list[int]:
-    """The models of plug-ins, which may measure how sharp an image is."""
-    names = {stage.name for stage in BUILT_IN}
-    return [number for number, model in reader.models.items() if model.stage not in names]
-
-
 def _choose_model(
     reader: Reader, index: Index, by: str, numbers: Places
 ) -> tuple[str, Places, tuple[Path, int, int]]:
@@ -364,11 +357,7 @@ def _choose_model(
     of two models cannot be compared. Raises SearchUnusable."""
     best: tuple[int, str, Places, tuple[Path, int, int]] | None = None
     for maker, (folder, count, dim) in sorted(_matrices(reader, index, by).items()):
-        try:
-            known = np.fromfile(folder / "numbers", PARTS["numbers"], count)
-        except OSError as error:
-            raise SearchUnusable(f"the embeddings in the search index cannot be read: {error}.") from error
-        rows = _rows_of(known, numbers)
+        rows = _rows_of(_read_part(folder, "numbers", count), numbers)
         having = int(np.count_nonzero(rows >= 0))
         if best is None or having > best[0]:
             best = having, maker, rows, (folder, count, dim)
@@ -378,6 +367,14 @@ def _choose_model(
             "`visiond redo --stale`."
         )
     return best[1:]
+
+
+def _read_part(folder: Path, name: str, count: int) -> NDArray[Any]:
+    """Of the files of a matrix. Raises SearchUnusable."""
+    try:
+        return np.fromfile(folder / name, PARTS[name], count)
+    except OSError as error:
+        raise SearchUnusable(f"the embeddings in the search index cannot be read: {error}.") from error
 
 
 def _rows_of(known: NDArray[np.int64], numbers: NDArray[np.int64]) -> Places:

@@ -40,10 +40,11 @@ class Document:
 
 
 class Vector(NamedTuple):
-    """maker: the fingerprint of its model. values: of unit length."""
+    """maker: the fingerprint of its model. values: of unit length. sharpness: of the image; 0 if not known."""
 
     maker: str
     values: NDArray[np.float16]
+    sharpness: float = 0.0
 
 
 def make_entry(number: int, record: Record) -> Document:
@@ -64,7 +65,8 @@ def make_entry(number: int, record: Record) -> Document:
             _read(entry, model.stage, answer := msgspec.json.decode(output.payload))
             # That of a second look, which comes later, is of another model.
             if model.stage in EMBEDDED and model.stage not in entry.embeddings:
-                entry.embeddings[model.stage] = Vector(model.fingerprint, EMBEDDED[model.stage](answer))
+                values, sharpness = EMBEDDED[model.stage](answer), float(answer.get("sharpness") or 0.0)
+                entry.embeddings[model.stage] = Vector(model.fingerprint, values, sharpness)
         except (msgspec.DecodeError, ValueError, TypeError, KeyError, AttributeError):
             continue  # of an older version of a plug-in, say: the rest of the image can be found
     entry.fields |= {name: separate(entry.fields[name][:MOST_WORDS]) for name in FIELDS if name != "name"}

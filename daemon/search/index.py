@@ -37,7 +37,7 @@ from daemon.search.evidence import Columns, Gathering
 from daemon.search.query import Query
 from daemon.system.ownership import hand_over, make_folder
 
-VERSION = 5  # of the entries and their tables; an index of another version is made again
+VERSION = 6  # of the entries and their tables; an index of another version is made again
 CHUNK = 512  # images in one transaction
 RANKED = 10_000  # most matches that are ranked; beyond these, the newest come first
 BUSY_SECONDS = 30.0  # wait for another process that writes
@@ -234,7 +234,7 @@ class Index:
 
     def _add_embeddings(self, connection: sqlite3.Connection, entries: Iterable[Document]) -> None:
         made = [
-            (each.maker, len(each.values), e.number, each.values)
+            (each.maker, len(each.values), e.number, each.sharpness, each.values)
             for e in entries
             for each in e.embeddings.values()
         ]
@@ -242,8 +242,9 @@ class Index:
             known = connection.execute(SQL["matrix"], (maker,)).fetchone()
             if not dim or (known and known[0] != dim):  # no model has two sizes
                 continue
-            rows, (*_, numbers, embeddings) = known[1] if known else 0, zip(*some, strict=True)
-            matrix.append(matrix.folder_of(self.folder, maker), rows, numbers, np.stack(embeddings))
+            rows, (*_, numbers, sharpness, embeddings) = known[1] if known else 0, zip(*some, strict=True)
+            folder = matrix.folder_of(self.folder, maker)
+            matrix.append(folder, rows, numbers, np.stack(embeddings), sharpness)
             connection.execute(SQL["note_matrix"], (maker, dim, rows + len(numbers)))
 
     @contextlib.contextmanager

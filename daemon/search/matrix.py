@@ -4,6 +4,7 @@
     scales    [rows]       float32: what a row of int8 is multiplied with
     float16   [rows, dim]  as in the ledger; read for the best rows only
     numbers   [rows]       int64, ascending: of the publications
+    sharpness [rows]       float32: of the images; 0 if not known
 
 How many rows are complete is in the index, which is committed after the files were flushed.
 """
@@ -24,7 +25,13 @@ from numpy.typing import NDArray
 from daemon.system.ownership import hand_over, make_folder
 
 LIMIT = 127.0  # of int8
-PARTS = {"int8": np.int8, "scales": np.float32, "float16": np.float16, "numbers": np.int64}
+PARTS = {
+    "int8": np.int8,
+    "scales": np.float32,
+    "float16": np.float16,
+    "numbers": np.int64,
+    "sharpness": np.float32,
+}
 
 
 class Rows(NamedTuple):
@@ -50,8 +57,15 @@ def folder_of(root: Path, maker: str) -> Path:
     return root / hashlib.blake2b(maker.encode(), digest_size=10).hexdigest()
 
 
-def append(folder: Path, rows: int, numbers: Sequence[int], embeddings: NDArray[np.float16]) -> None:
-    """Write rows behind the first `rows`, durably. embeddings: [n, dim]. Raises OSError."""
+def append(
+    folder: Path,
+    rows: int,
+    numbers: Sequence[int],
+    embeddings: NDArray[np.float16],
+    sharpness: Sequence[float] = (),
+) -> None:
+    """Write rows behind the first `rows`, durably. embeddings: [n, dim]. sharpness: of each; without any,
+    it is not known. Raises OSError."""
     make_folder(folder)
     values, scales = quantize(embeddings)
     new: dict[str, NDArray[Any]] = {
@@ -59,6 +73,7 @@ def append(folder: Path, rows: int, numbers: Sequence[int], embeddings: NDArray[
         "scales": scales,
         "float16": embeddings,
         "numbers": np.asarray(numbers, np.int64),
+        "sharpness": np.asarray(sharpness or [0.0] * len(numbers), np.float32),
     }
     for name, part in new.items():
         content = np.ascontiguousarray(part)

@@ -15,7 +15,7 @@ from torch import Tensor
 from stages.clip.descriptor import CHATTING, Clip
 from stages.clip.embeddings import INSTRUCTION, encode_embedding
 from stages.contract.base import Image, ImageError, Result, StageSpec
-from stages.images.devices import hold_device
+from stages.images.devices import hold_device, measure_sharpness, pixels_of
 from stages.pretrained.language import LanguageStage, ask, load_chat_processor
 from stages.pretrained.questions import Questions
 
@@ -40,10 +40,12 @@ class ChatEmbeddingStage(LanguageStage):
             self.warm_up()
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
+        embeddings = [each for _, some in self.forward_batches(images) for each in some]
+        with hold_device(self.lock):
+            sharpness = measure_sharpness(pixels_of(images))
         return [
-            Clip(encode_embedding(embedding), [])
-            for _, embeddings in self.forward_batches(images)
-            for embedding in embeddings
+            Clip(encode_embedding(embedding), [], figure)
+            for embedding, figure in zip(embeddings, sharpness, strict=True)
         ]
 
     def generate(self, inputs: Mapping[str, Any]) -> Tensor:

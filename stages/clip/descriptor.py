@@ -58,11 +58,14 @@ class Tag(msgspec.Struct, frozen=True):
     score: float
 
 
-class Clip(msgspec.Struct, frozen=True):
+class Clip(msgspec.Struct, frozen=True, omit_defaults=True):
     """The embedding and the tags of an image."""
 
     embedding: Embedding
     tags: list[Tag]  # most probable first
+    # Variance of the Laplacian of its brightness, in windows all over it: of near-duplicates of one size the sharper ones have
+    # more. None: of an older version.
+    sharpness: float | None = None
 
 
 class ClipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,7 +20,7 @@ from stages.clip.embeddings import TextEncoder, encode_embedding, is_sigmoid
 from stages.contract.base import UNFAMILIAR, Image, ImageError, Result
 from stages.contract.descriptor import KnownModel
 from stages.contract.options import read_options
-from stages.images.devices import hold_device, pad_batch
+from stages.images.devices import hold_device, measure_sharpness, pad_batch, pixels_of
 from stages.pretrained.recording import Recorded
 from stages.pretrained.vision import VisionStage, speed_up_patches
 
@@ -49,8 +49,10 @@ class ClipStage(VisionStage[tuple[Tensor, Tensor, Tensor]]):
         results: list[Result | ImageError] = []
         for batch, (embeddings, scores, places) in self.forward_batches(images):
             unfamiliar = self.familiarity.find_unfamiliar(batch)
-            for embedding, row, indices, unknown in zip(
-                embeddings, scores.tolist(), places.tolist(), unfamiliar, strict=True
+            with hold_device(self.lock):
+                sharpness = measure_sharpness(pixels_of(batch))
+            for embedding, row, indices, unknown, figure in zip(
+                embeddings, scores.tolist(), places.tolist(), unfamiliar, sharpness, strict=True
             ):
                 tags = [
                     Tag(self.labels[index], round(score, 6))
@@ -58,7 +60,7 @@ class ClipStage(VisionStage[tuple[Tensor, Tensor, Tensor]]):
                 ]
                 if tags and unknown:
                     tags = [Tag(UNFAMILIAR, 1.0)]
-                results.append(Clip(encode_embedding(embedding), tags))
+                results.append(Clip(encode_embedding(embedding), tags, figure))
         return results
 
     def forward(self, pixels: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,11 +9,12 @@ from stages.contract.descriptor import Backend, Descriptor
 BITS = 64
 
 
-class Hash(msgspec.Struct, frozen=True):
+class Hash(msgspec.Struct, frozen=True, omit_defaults=True):
     """The perceptual hash of an image."""
 
     # 16 hexadecimal digits, as the package imagehash writes them; those of similar images differ in few of the 64 bits
     phash: str
+    sharpness: float | None = None  # as of Clip
 
 
 class HashOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stages.contract.base import Image, ImageError, Result, Stage
 from stages.hash.descriptor import Hash
-from stages.images.devices import hold_device
+from stages.images.devices import hold_device, measure_sharpness, pixels_of
 from stages.images.resize import LANCZOS, compute_weights
 
 SMALL, KEPT = 32, 8  # pixels and frequencies of each axis
@@ -41,9 +41,10 @@ class HashStage(Stage):
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
         with hold_device(self.lock):
-            small = torch.stack([self._shrink(image.pixels) for image in images if image.pixels is not None])
-            levels = small.cpu().numpy()
-        return [Hash(describe(each)) for each in levels]
+            pixels = pixels_of(images)
+            levels = torch.stack([self._shrink(each) for each in pixels]).cpu().numpy()
+            sharpness = measure_sharpness(pixels)
+        return [Hash(describe(each), figure) for each, figure in zip(levels, sharpness, strict=True)]
 
     def _shrink(self, pixels: Tensor) -> Tensor:
         """uint8 [3, height, width] to brightness, float64 [32, 32]. On a GPU the number of operations is what takes time."""

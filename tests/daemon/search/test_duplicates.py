@@ -71,16 +71,12 @@ def test_the_best_image_of_a_group_has_most_pixels_then_most_bytes_then_is_the_o
     assert find(place).better() == {image: NearBest(4, 1.0) for image in (1, 2, 3)}
 
 
-def test_of_equally_large_images_the_sharpest_by_a_plug_in_is_the_best(place: Place) -> None:
-    for number in range(3):
-        place.add(f"{number}.jpg", "x", size=9 - number, clip=at(0))
-    change(place, "INSERT INTO model (id, stage, fingerprint, notice) VALUES (99, 'quality', 'q', '')")
-    content = "SELECT content.id FROM content JOIN image USING (digest) WHERE image.id = ?"
-    add = f"INSERT INTO result (content, model, payload, seconds) VALUES (({content}), 99, ?, 0)"
-    for image, payload in ((1, b'{"sharpness": 2}'), (2, b'{"sharpness": 30.5}'), (3, b"\xff not JSON")):
-        change(place, add, image, payload)
-    place.reader._read_models()
-    assert groups(place) == [[2, 1, 3]]
+def test_of_equally_large_images_the_sharpest_is_the_best(place: Place) -> None:
+    for number, sharpness in enumerate((2.0, 30.5, None, 30.5)):
+        place.add(f"{number}.jpg", "x", size=9 - number, clip=at(0) | {"sharpness": sharpness})
+    assert groups(place) == [[2, 4, 1, 3]]
+    resize(place, 3, 4000, 3000)
+    assert groups(place) == [[3, 2, 4, 1]]
 
 
 def test_every_image_of_a_group_is_near_the_best_one_and_no_two_best_ones_are_near(place: Place) -> None:
