@@ -144,10 +144,9 @@ def test_a_rectangle_of_label_studio_is_in_percent_also_if_it_is_turned(tmp_path
 
 
 def test_of_a_task_the_last_annotation_counts_that_was_not_cancelled(tmp_path: Path) -> None:
-    other = {"type": "choices", "value": {"choices": ["safe"]}, "from_name": "classifier_safety"}  # no tag
     choices = [
         {
-            "result": [{"type": "choices", "value": {"choices": [word]}, "from_name": "tags"}, other],
+            "result": [{"type": "choices", "value": {"choices": [word]}, "from_name": "tags"}],
             "was_cancelled": gone,
         }
         for word, gone in (("first", False), ("last", False), ("cancelled", True))
