@@ -135,7 +135,7 @@ label-studio-setup: $(STAMP)  ## add Label Studio's library to .venv, for the te
 datasets-setup: $(STAMP)  ## add Hugging Face's library of data sets to .venv, for the test of exports for it
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraints requirements.lock --constraints requirements.ray.lock datasets==$(DATASETS)
 
-# Half a gigabyte, and some of it older than the models want it.
+# In an environment of its own: half a gigabyte, some of it older than the models need.
 readers-setup: $(STAMP)  ## add libraries that read CVAT, hOCR and ALTO to .venv, for the tests of exports for them
 	@[ -d .venv/readers ] || { $(BIN)/uv venv --quiet .venv/readers && \
 	  $(BIN)/uv pip install --quiet --python .venv/readers/bin/python $(READERS); }
@@ -154,7 +154,7 @@ store-test: store-setup  ## run the tests with a real object store (a minute)
 TOOLS := caddy=caddy chromium=chromium,chromium-browser,google-chrome dpkg=dpkg-deb git=git iproute2=ip \
   libimage-exiftool-perl=exiftool nginx-light=nginx npm=npm \
   openssl=openssl prometheus=promtool systemd=systemd-analyze util-linux=setpriv
-tools: $(STAMP)  ## install what tests are skipped without: Chromium, nginx, Prometheus, Ray and others (apt asks for root)
+tools: $(STAMP)  ## install what the skipped tests need: Chromium, nginx, Prometheus, Ray and others (apt asks for root)
 	@PATH="$$PATH:/usr/sbin"; missing=$$(for tool in $(TOOLS); do [ -n "$$(which $$(echo $${tool#*=} | tr , ' '))" ] || echo $${tool%=*}; done); \
 	  [ -z "$$missing" ] || { command -v apt-get >/dev/null || { \
 	      echo "There is no apt-get here. Install these in your own way, then run make tools again:" $$missing >&2; exit 1; }; \

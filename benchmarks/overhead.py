@@ -112,7 +112,7 @@ def main() -> None:
             runs[executors].append(run)
             cpu = 1e6 * run.cpu_seconds.get(IN_DAEMON, 0.0) / options.files
             print(
-                f"round {number + 1}, {executors} executors: {run.whole:,.0f} images/s, middle {run.middle:,.0f}, "
+                f"round {number + 1}, executors: {executors}, {run.whole:,.0f} images/s, middle {run.middle:,.0f}, "
                 f"ratio {run.whole / bare[-1]:.3f}; CPU for an image: {cpu:.0f} µs",
                 flush=True,
             )

@@ -57,8 +57,8 @@ InputsOption = Annotated[
     str,
     option(
         "--inputs KIND,KIND",
-        "Measure these kinds of files instead: standard, web, phone, screen, scan, mixed; or of one format and size "
-        "phone-12, phone-48, screen-photo, screen-window, scan-jpeg, scan-tiff; or pages for OCR, letter and receipt.",
+        "Measure these kinds of files instead: standard, web, phone, screen, scan, mixed; or files of one format and size: "
+        "phone-12, phone-48, screen-photo, screen-window, scan-jpeg, scan-tiff; or pages for OCR alone: letter, receipt.",
         panel=JOB,
     ),
 ]

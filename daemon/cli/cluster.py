@@ -75,7 +75,9 @@ ShardsOption = Annotated[
     Literal["sidecars", "images"] | None,
     option("--shards WHAT", "Also write WebDataset shards: sidecars, or images with their sidecars."),
 ]
-Float16Option = Annotated[bool, flag("--float16", "Embeddings in half precision, as the models gave them.")]
+Float16Option = Annotated[
+    bool, flag("--float16", "Embeddings in half precision, as visiond keeps them: no value changes.")
+]
 AllowFailedOption = Annotated[bool, flag("--allow-failed", "Exit 0 even if some images failed.")]
 
 

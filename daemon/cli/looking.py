@@ -179,10 +179,10 @@ def duplicates(
     cosine of two. With --near hash they are compared by the perceptual hashes
     of the stage hash; nearness is 1 - d/32 if d of the 64 bits differ, and hash
     alone means hash:0.8. The best image has most pixels; of equally large ones
-    the sharpest; then the largest file; then the oldest. Every image of a group is near its best one, and no two best
-    ones are near each other. Nothing is deleted. A million images take about
-    ten minutes on two cores, a hundred thousand some seconds; from 200,000 on
-    a GPU with enough free memory is used.
+    the sharpest; then the largest file; then the oldest. Every image of a group
+    is near its best one, and no two best ones are near each other. Nothing is
+    deleted. A million images take about ten minutes on two cores, a hundred
+    thousand some seconds; from 200,000 on a GPU with enough free memory is used.
 
     Groups whose other files have most bytes come first. Without --bin they are
     kept for the page, and for `visiond search group:best`. When piped: one line

@@ -50,9 +50,10 @@ class OutputSection(Section):
     sinks: list[Literal["jsonl", "webhook", "store", "lance", "yolo", FileSinkName]] = []
     """More outputs. jsonl: append each new record that is DONE to <results>.jsonl, at least once per id; a redo appends another
     line. webhook: post each record that is DONE or FAILED to [output.webhook] url, up to 128 in a request. store: upload each
-    sidecar to [output.store] url. lance: write a row for each image that is DONE to the data set <results>.lance. yolo: the
-    same for the data set <results>.yolo. captions, hocr, alto, xmp, xmp-adobe, label-studio: write the file of this export, for
-    label-studio a task, for each image that is DONE to the folder <results>.<sink>. A sink that fails delays nothing else."""
+    sidecar to [output.store] url. lance: write a row for each image that is DONE to the data set <results>.lance. yolo: add
+    each image that is DONE to the data set <results>.yolo, as a link with its labels. captions, hocr, alto, xmp, xmp-adobe:
+    write the file of this export for each image that is DONE to the folder <results>.<sink>; label-studio: a task of each. A
+    sink that fails delays nothing else."""
     webhook: WebhookSection = WebhookSection()
     store: StoreSection = StoreSection()
 

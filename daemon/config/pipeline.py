@@ -58,9 +58,9 @@ class PipelineSection(Section):
     the others."""
     stations: int = Field(0, ge=0, le=256)
     """Number of executors: processes that read images, feed workers and write results. They divide the workers and share one
-    ledger. 1: the daemon itself. 0: the daemon itself for up to two GPUs, otherwise one for each GPU; pipelined: as many as are
-    faster. Each has a worker of each segment, and a slab: set fewer if the memory is small, more if reading or writing limits
-    the rate."""
+    ledger. 1: the daemon itself. 0: the daemon itself for up to two GPUs, otherwise one for each GPU; with a pipelined
+    placement the fastest number. Each has a worker of each segment, and a slab: set fewer if memory is short, more if reading
+    or writing limits the rate."""
     threads_per_worker: int = Field(2, ge=1, le=16)
     """Batches that a worker processes at once. More, if `visiond status` says that the workers limit the rate; 1 for less
     memory."""

@@ -74,7 +74,7 @@ async def work(batcher: Batcher, batches: Iterator[list[Item]]) -> int:
     """Process batch after batch in all threads of all workers; returns the number of images."""
     done = 0
 
-    async def use_slot() -> None:
+    async def use_thread() -> None:
         nonlocal done
         for items in batches:
             worker = await batcher.pool.reserve()
@@ -86,5 +86,5 @@ async def work(batcher: Batcher, batches: Iterator[list[Item]]) -> int:
 
     async with anyio.create_task_group() as tasks:
         for _ in range(sum(slot.setup.threads for slot in batcher.pool.slots)):
-            tasks.start_soon(use_slot)
+            tasks.start_soon(use_thread)
     return done

@@ -86,8 +86,8 @@ def _describe_cost(found: ModelComparison, prices: Prices) -> Iterator[str]:
         )
     for stage, count in found.others.most_common():
         yield (
-            f"A redo would run {stage} too, for {count / found.drawn:.0%} of the images: their answers were made by, or with, "
-            "another model than the configuration has then."
+            f"A redo would also run {stage}, for {count / found.drawn:.0%} of the images: their answers are of another model, "
+            "or depend on one that would be replaced."
         )
 
 

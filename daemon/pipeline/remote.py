@@ -149,7 +149,7 @@ class RemoteExecutor:
             return
         self.closed = True
         self._state = self._loading_state("closed")
-        log.error("executor closed: its processes keep ending", executor=self.name, cause=self._cause)
+        log.error("executor closed: its processes keep dying", executor=self.name, cause=self._cause)
         note_staffed()
         if all(sibling.closed for sibling in self._siblings):
             raise NoWorkersLeft(f"No executor is left: {self._cause}.")

@@ -1,7 +1,7 @@
 """The protocol between the coordinator and an executor in another process: length-prefixed msgpack over a socket.
 
 The executor gets an `ExecutorSetup`, sends `Staffed` when its workers have loaded their models, and an `ExecutorReport` every
-second. Between these it calls the coordinator (the protocol `Coordinator` in executor.py): each call has a
+second. Between these it calls the coordinator (the protocol `JobSource` in executor.py): each call has a
 number, which its answer repeats. Nearly all calls are about groups of images, because the coordinator's time
 is what limits a machine with many GPUs. The bytes of images are not sent: an executor reads the files.
 """

@@ -1,4 +1,4 @@
-"""Sinks that write an export's files for each image to a folder, as the image is finished. Each image has one name there, so
+"""Sinks that write an export's files for each image to a folder, when the image is finished. Each image has one name there, so
 a record that comes again replaces its file."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FILES = PAGES | {"label-studio": PageFormat(".json", write_task)}
 
 
 class SinkFile(NamedTuple):
-    """paths: the first of these names that is possible is the file's. make: writes it, with a temporary name; None: there is to
+    """paths: the file gets the first of these names that is possible. make: writes it, with a temporary name; None: there is to
     be none."""
 
     paths: Sequence[bytes]

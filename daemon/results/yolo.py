@@ -31,7 +31,7 @@ class YoloSink:
     """Records that are DONE: <results>.yolo as an export makes it, with the last state of each image.
 
     The names of an image have a digest of its path instead of its number, so a later version of its file replaces it. An image
-    is not there if its file is not. The numbers of classes are in data.yaml, which has each before labels do.
+    without a file is left out. The numbers of classes are in data.yaml, which has each before labels do.
     """
 
     def __init__(self, config: Config) -> None:
@@ -83,8 +83,8 @@ class YoloSink:
             described = ""
         if not described:
             raise NotWritable(
-                f"{self._description} does not say which class has which number in {self._folder / 'labels'}. Move that folder "
-                "away: the sink makes a new one"
+                f"{self._description} is missing or damaged, and it alone says which number each class has. Move "
+                f"{self._folder} away: the sink makes a new one"
             )
         return described
 

@@ -185,12 +185,13 @@ def print_found(columns: Iterable[str], rows: Iterable[Iterable[object]], title:
 
 def print_upkeep(runs: Iterable[UpkeepRun]) -> None:
     """Print when each upkeep task last ran."""
+    tried = [run for run in runs if run.tried_at]
+    moments = [(_moment(run.succeeded_at), _moment(run.tried_at)) for run in tried]
     print_found(
         ("upkeep", "last success", "last run", "seconds", "outcome", "detail"),
         (
-            (c.task, _moment(c.succeeded_at), _moment(c.tried_at), c.seconds, c.outcome or "-", c.detail)
-            for c in runs
-            if c.tried_at
+            (run.task, *when, run.seconds, run.outcome or "-", run.detail)
+            for run, when in zip(tried, moments, strict=True)
         ),
     )
 

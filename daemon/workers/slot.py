@@ -106,7 +106,7 @@ class Slot:
             faults=worker.wrong,
             redo=command("redo", "--since", datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds"))
             if since
-            else "nothing: no worker of this slot has had images since the start",
+            else "not needed: this slot has processed no images since the start",
         )
 
     def describe(self) -> WorkerState:

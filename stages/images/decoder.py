@@ -69,7 +69,7 @@ class Decoded(msgspec.Struct, frozen=True):
 # The child
 # ------------------------------------------------------------------------------------------------------------
 
-# Which imagecodecs imports when they are looked up.
+# imagecodecs imports these when they are first used.
 CODECS = ("spng_decode", "png_decode", "webp_decode", "deflate_decode")
 NOT_FOR_USERS = re.compile(r"<[^<>]* at 0x[0-9a-f]+>|(?<![\w.:])/[^\s'\",;:)]+/[^\s'\",;:)]*")
 

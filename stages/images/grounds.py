@@ -1,4 +1,4 @@
-"""Writes a picture without transparency, as the models see it: on which ground a transparent one is put."""
+"""Writes a picture as the models see it, without transparency, and chooses the ground of a transparent one."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ FRAMES = (b"acTL", b"fcTL", b"fdAT")  # of an animated PNG
 PLAIN = ((8, 0, 0), (8, 2, 0), (8, 6, 0))  # of a PNG: bits, color type (gray, RGB, RGBA) and interlacing
 BANDS = {0: 1, 2: 3, 6: 4}  # of these color types
 STORED = 0xFFFF  # most bytes of a block that deflate only stores
-LITTLE = 20  # times the file's size: of a picture with more bytes, storing them takes as long as it saves
+LITTLE = 20  # times the file's size; storing more bytes than that takes as long as it saves
 HEADED = 33  # bytes of a PNG until its header's end
 END = b"\0\0\0\0IEND\xaeB`\x82"  # the last chunk
 # of a WebP: a kind of header, and the bit in it that says that a profile follows
@@ -207,7 +207,7 @@ def _inflate(picture: bytes) -> bytes:
 
 
 def checksum(*parts: bytes | memoryview) -> int:
-    """The CRC-32 of a PNG's chunk, by libdeflate, which is some times as fast as Python's zlib."""
+    """The CRC-32 of a PNG's chunk, by libdeflate, which is several times as fast as Python's zlib."""
     from imagecodecs import deflate_crc32
 
     return functools.reduce(lambda found, part: deflate_crc32(part, found), parts, 0)  # type: ignore[arg-type]

@@ -73,8 +73,8 @@ def level_of(threshold: float, itemsize: int) -> float:
 
 
 def drop_specks(mask: Any) -> Any:
-    """A mask without what is alone in a window of 3×3 pixels, as the least rectangle around it is thinner than SHORTEST_SIDE;
-    and with what is enclosed in a window of 2×2 or 3×3 filled, as nobody looks at holes."""
+    """A mask without what is alone in a window of 3×3 pixels, which is too thin for text, and with holes that fit into a window
+    of 2×2 or 3×3 filled, as nobody looks at holes."""
     beside = cv2.dilate(mask, RING, borderType=cv2.BORDER_CONSTANT, borderValue=0)
     kept = cv2.bitwise_and(mask, cv2.erode(beside, WINDOW))
     for window, fence in zip((SQUARE, WINDOW), FENCES, strict=True):
@@ -117,8 +117,8 @@ def find_boxes(
 
 def find_outlines(mask: Mask) -> list[Any]:
     """The outlines, int32 points, of each region that may be text; not those of holes in regions, which rapidocr looks
-    at too. A point stands for each end of each row, so one of fewer than four rows, which is too thin, has fewer than 8; one of
-    fewer than four columns is too thin as well."""
+    at too. An outline has a point for each end of each row, so fewer than 8 points mean fewer than four rows, which is too
+    thin; and so are fewer than four columns."""
     outlines = cv2.findContoursLinkRuns(mask)[0]  # takes half as long as findContours
     thick = [outline for outline in outlines if len(outline) >= 2 * (SHORTEST_SIDE + 1)]
     # A hole begins from right to left.

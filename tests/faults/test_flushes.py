@@ -61,7 +61,7 @@ def test_the_pages_token_is_on_the_disk_before_it_has_its_name(tmp_path: Path, c
     assert not os.path.exists(first)
 
 
-def test_the_diary_is_on_the_disk_before_it_has_its_name(tmp_path: Path, calls: Calls) -> None:
+def test_the_upkeep_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, calls: Calls) -> None:
     write_upkeep(tmp_path, [])
     assert Path(assert_flushed_before_it_has_its_name(calls)).name != UPKEEP
 

@@ -1,7 +1,7 @@
 """The coordinator of an Annotator's executor: hands out the images of calls, and answers each call when all of its
 images are finished.
 
-It stands where the daemon has its pipeline and its ledger (see `Coordinator` in daemon/pipeline/executor.py). Jobs
+It stands where the daemon has its pipeline and its ledger (see `JobSource` in daemon/pipeline/executor.py). Jobs
 are made from the names and bytes that a caller passes, and nothing is stored: an image that a crash interrupts is
 passed again by whoever called.
 """

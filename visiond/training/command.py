@@ -225,10 +225,8 @@ def train_own(
     try:
         if prepare:
             file = prepare_for_torchrun(job, data)
-            _say(
-                f"{file} is ready, with {job.settings.batch_size} images in a step, on all GPUs together (--batch)."
-            )
-            _say("docs/training.md says how torchrun trains with it on several hosts.")
+            _say(f"Wrote {file}: {job.settings.batch_size} images in a step, on all GPUs together (--batch).")
+            _say(f"On each host, type: torchrun --nnodes … --node-rank … -m visiond.training.run {file}")
             return
         _say(f"Training on {', '.join(name for _, name in places)}; work in {job.work}.")
         train(job, data, places, _say)

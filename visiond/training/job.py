@@ -100,16 +100,16 @@ def rewrite_job(job: TrainingJob) -> Path:
 
 
 def halve_batch(job: TrainingJob, had: int) -> None:
-    """Whoever starts the job again goes on from its last checkpoint, with half as many images at once. All processes of a
-    training may write this: it is the same."""
+    """Rewrite the job so that it goes on from its last checkpoint with half as many images at once. All processes of a training
+    may do this: they write the same."""
     settings = msgspec.structs.replace(job.settings, micro_batch=had // 2)
     rewrite_job(msgspec.structs.replace(job, settings=settings, resume=True))
 
 
-def read_order(file: Path) -> TrainingJob:
+def read_training_job(file: Path) -> TrainingJob:
     return msgspec.json.decode(file.read_bytes(), type=TrainingJob)
 
 
 def read_job(file: Path) -> tuple[TrainingJob, Data]:
-    job = read_order(file)
+    job = read_training_job(file)
     return job, msgspec.json.decode((Path(job.work) / DATA).read_bytes(), type=Data)

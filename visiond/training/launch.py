@@ -19,7 +19,15 @@ from daemon.core.errors import VisiondError
 from stages.contract.processes import count_cores, describe_end, environment, python
 from visiond.training.children import Child, end_children, locked, start_child, stopped_in_order
 from visiond.training.data import Data
-from visiond.training.job import JOB, LOST, OUT_OF_MEMORY, TOO_SMALL, TrainingJob, read_order, write_job
+from visiond.training.job import (
+    JOB,
+    LOST,
+    OUT_OF_MEMORY,
+    TOO_SMALL,
+    TrainingJob,
+    read_training_job,
+    write_job,
+)
 from visiond.training.log import read_log
 from visiond.training.settings import CHECKPOINTS, LOG, TrainingPlace, find_checkpoint
 
@@ -54,7 +62,7 @@ def train(
                 for place in short:
                     say(f"{place.name} is left out: its memory is too small for a batch of one.")
                 places = [place for place, status in zip(places, ended, strict=True) if status != TOO_SMALL]
-            elif OUT_OF_MEMORY in ended and (halved := read_order(work / JOB)) != job:
+            elif OUT_OF_MEMORY in ended and (halved := read_training_job(work / JOB)) != job:
                 job = halved
                 say(f"Memory ran out: the training goes on with {job.settings.micro_batch} images at once.")
             else:

@@ -56,14 +56,14 @@ LEARNERS: Mapping[Task, Any] = {
 }
 SCORED_AT_ONCE = 16  # images
 PEER_LOST = (
-    "Another process of this training has ended, or cannot be reached: its output says why. "
-    "When all are started again, the training goes on from its last checkpoint."
+    "Another process of this training has ended, or cannot be reached; its output says why. "
+    "Start all of them again: the training goes on from its last checkpoint."
 )
 
 
-def run(job: Path, say: Callable[[str], None]) -> None:
+def run(file: Path, say: Callable[[str], None]) -> None:
     """Raises VisiondError; MemoryError if not even a batch of one fits; torch.OutOfMemoryError."""
-    order, data = read_job(job)
+    job, data = read_job(file)
     rank, processes = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     beside = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
     cores = max(count_cores() // beside, 1)
@@ -74,24 +74,24 @@ def run(job: Path, say: Callable[[str], None]) -> None:
     if cuda:
         torch.cuda.set_device(device)
     with closing(Decoders(cores, Limits())) as decoders:
-        learner = _make_learner(order, data, device)
-        batches = learner.batches(TrainingImages(data.learnt, device, decoders), flip=order.flip)
+        learner = _make_learner(job, data, device)
+        batches = learner.batches(TrainingImages(data.learnt, device, decoders), flip=job.flip)
         # Before the processes are connected: the losses of some models exchange something.
-        micro = _find_micro_batch(order, learner, batches, device)
-        settings = msgspec.structs.replace(order.settings, micro_batch=micro)
+        micro = _find_micro_batch(job, learner, batches, device)
+        settings = msgspec.structs.replace(job.settings, micro_batch=micro)
         join_processes(say if rank == 0 else lambda _: None)
-        trainer = Trainer(learner, batches, settings, Path(order.work))
+        trainer = Trainer(learner, batches, settings, Path(job.work))
         exam = Exam(learner, TrainingImages(data.held_out, device, decoders), rank, processes)
         try:
-            trainer.run(resume=order.resume, score=exam.score if data.held_out else None)
+            trainer.run(resume=job.resume, score=exam.score if data.held_out else None)
             if data.held_out and not exam.is_over:  # a training that was killed after its last step
                 learner.eval()
                 exam.score()
         except torch.OutOfMemoryError:
-            _halve(order, trainer.micro_batch)
+            _halve(job, trainer.micro_batch)
             raise
         if rank == 0:
-            _finish(order, data, learner, exam.measure)
+            _finish(job, data, learner, exam.measure)
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -123,7 +123,10 @@ def _find_micro_batch(
 def _halve(job: TrainingJob, had: int) -> None:
     if had > 1:
         halve_batch(job, had)
-        print(f"Started again, the training goes on with {had // 2} images at once.", file=sys.stderr)
+        print(
+            f"Memory ran out. Start the training again: it goes on with {had // 2} images at once.",
+            file=sys.stderr,
+        )
 
 
 def _finish(job: TrainingJob, data: Data, learner: Learner, measure: Measure | None) -> None:

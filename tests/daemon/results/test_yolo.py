@@ -109,8 +109,8 @@ async def test_if_it_is_not_known_which_class_has_which_number_nothing_is_writte
     file = tmp_path / "results.yolo" / "data.yaml"
     for damage in (file.unlink, lambda: file.write_text("names: [cat"), lambda: file.write_text("")):
         damage()
-        assert "does not say which class has which number" in sink.problem()
-        with pytest.raises(NotWritable, match="Move that folder away"):
+        assert "is missing or damaged" in sink.problem()
+        with pytest.raises(NotWritable, match="away: the sink makes a new one"):
             await sink.append([record])
 
 

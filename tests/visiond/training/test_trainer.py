@@ -314,7 +314,7 @@ def test_the_precision_is_one_that_the_device_has(
 
 
 def run_tracked(tracker: str, folder: Path) -> None:
-    """Eight steps of two a epoch, with a score after each epoch."""
+    """Eight steps, two in an epoch, with a score after each epoch."""
     settings = msgspec.structs.replace(SETTINGS, trackers=(tracker,), project="mine")
     Trainer(Dropped(), Values(), settings, folder).run(score=lambda: {"mAP": 0.25})
 
