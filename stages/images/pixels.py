@@ -7,12 +7,11 @@ reach another plug-in of Pillow (EPS would start Ghostscript).
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import io
 import struct
 import warnings
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from PIL import Image, ImageFile, ImagePalette, UnidentifiedImageError
@@ -35,7 +34,7 @@ from stages.images.headers import (
     primary_properties,
     read_jpeg_frame,
 )
-from stages.images.pages import BROKEN, is_blank, skip_blank
+from stages.images.pages import BROKEN, checksum, is_blank, keep_picture, skip_blank
 from stages.images.profiles import convert_to_srgb, find_profile
 from stages.images.scans import check_zeros
 from stages.images.tiff import FILL_ORDER, JPEG, OLD_JPEG, Directory, find_picture
@@ -182,35 +181,37 @@ def _read_png(data: memoryview, header: Header) -> np.ndarray | None:
 
 def _inflate(picture: bytes) -> bytes:
     """The same PNG with rows that are stored, not compressed: libdeflate inflates them in a third of the time that zlib takes.
-    Unchanged if they are compressed to little or not at all, which saves nothing, or if libdeflate cannot read them."""
-    from imagecodecs import DeflateError, deflate_adler32, deflate_decode
+    Unchanged if they are compressed to little or not at all, which saves nothing; if libdeflate cannot read them; if memory is
+    too short for both forms; or if there are chunks besides, with which libspng decides whether it is sound."""
+    from imagecodecs import DeflateError, deflate_decode
 
     width, height = struct.unpack(">II", picture[16:24])
     size = height * (1 + width * BANDS[picture[25]])  # each row begins with its filter
     if not size // LITTLE <= len(picture) < size:
         return picture
-    chunks = png_chunks(memoryview(picture))
+    view = memoryview(picture)
+    (first, *packed, last) = png_chunks(view)
+    if (first[0], {kind for kind, *_ in packed}, last[0]) != (b"IHDR", {b"IDAT"}, b"IEND"):
+        return picture
     try:
-        rows = deflate_decode(b"".join(picture[a:b] for kind, a, b in chunks if kind == b"IDAT"), out=size)
-    except DeflateError:
+        rows = bytes(deflate_decode(b"".join(view[start:end] for _, start, end in packed), out=size))
+        return picture if len(rows) < size else _store(picture[:HEADED], rows)
+    except (DeflateError, MemoryError):
         return picture
-    if len(rows) < size:
-        return picture
+
+
+def _store(header: bytes, rows: bytes) -> bytes:
+    """A PNG with these rows."""
+    from imagecodecs import deflate_adler32
+
     parts: list[bytes | memoryview] = [b"IDAT", b"\x78\x01"]
-    for start in range(0, size, STORED):
+    for start in range(0, len(rows), STORED):
         block = memoryview(rows)[start : start + STORED]
-        parts += struct.pack("<BHH", start + STORED >= size, len(block), len(block) ^ 0xFFFF), block
+        parts += struct.pack("<BHH", start + STORED >= len(rows), len(block), len(block) ^ 0xFFFF), block
     parts.append(deflate_adler32(rows).to_bytes(4, "big"))
     length = sum(map(len, parts)) - len(b"IDAT")
-    parts = [picture[:HEADED], length.to_bytes(4, "big"), *parts, checksum(*parts).to_bytes(4, "big"), END]
+    parts = [header, length.to_bytes(4, "big"), *parts, checksum(*parts).to_bytes(4, "big"), END]
     return b"".join(parts)
-
-
-def checksum(*parts: bytes | memoryview) -> int:
-    """The CRC-32 of a PNG's chunk, by libdeflate, which is several times as fast as Python's zlib."""
-    from imagecodecs import deflate_crc32
-
-    return functools.reduce(lambda found, part: deflate_crc32(part, found), parts, 0)  # type: ignore[arg-type]
 
 
 def _read_webp(data: memoryview, header: Header) -> np.ndarray | None:
@@ -354,24 +355,6 @@ CORRECTIONS: dict[str, Callable[[Image.Image, memoryview, Header], Image.Image]]
     "BMP": _correct_bmp,
     "TIFF": lambda image, *_: image.convert("LA") if image.mode == "La" else image,
 }
-
-
-def keep_picture(data: memoryview, also: Container[bytes] = ()) -> io.BytesIO:
-    """A PNG with only the chunks of its first picture. Texts, profiles and other frames are not
-    pixels: the decoder does not get them, so it does not matter if they are damaged or too large. also: other chunks.
-
-    Raises ImageError: TRUNCATED, and DECODER if the checksum of a chunk that is kept is wrong.
-    """
-    picture = io.BytesIO()
-    picture.write(data[:8])
-    for kind, start, end in png_chunks(data):
-        if kind[:1].islower() and kind != b"tRNS" and kind not in also:
-            continue
-        if checksum(data[start - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
-            raise ImageError(Reason.DECODER, f"the checksum of a PNG chunk is wrong ({ascii(kind)[2:-1]})")
-        picture.write(data[start - 8 : end + 4])
-    picture.seek(0)
-    return picture
 
 
 def _load(image: Image.Image, file_bytes: int) -> None:

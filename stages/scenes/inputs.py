@@ -104,7 +104,7 @@ def draw_scan(rng: Random, index: int) -> tuple[str, bytes]:
 
 
 def draw_letter(rng: Random, index: int) -> tuple[str, bytes]:
-    """A page of about 40 lines in gray at 100 dpi."""
+    """A page of about 40 lines, in gray."""
     sheet = blank_sheet(*LETTER, rng.uniform(12, 14), rng)
     draw_page(sheet)
     add_grain(sheet.pixels, rng, 0.05)

@@ -8,6 +8,7 @@ import zlib
 from contextlib import closing
 from functools import partial
 
+import imagecodecs
 import numpy as np
 import pytest
 import torch
@@ -138,6 +139,38 @@ def test_rows_that_libdeflate_inflates_are_those_of_the_file(mode: str, height: 
 def test_a_png_that_is_compressed_to_little_or_not_at_all_is_left_as_it_is(image: Image.Image) -> None:
     file = png(image)
     assert pixels._inflate(file) is file
+
+
+def chunk(kind: bytes, content: bytes = b"") -> bytes:
+    return len(content).to_bytes(4, "big") + kind + content + zlib.crc32(kind + content).to_bytes(4, "big")
+
+
+@pytest.mark.parametrize("between", [b"PLTE", b"TEST", b"IHDR"])
+@pytest.mark.parametrize("grain", [20, 100])  # compressed, or hardly
+def test_a_png_with_a_chunk_among_its_pixels_gets_the_answer_of_pillow(
+    between: bytes, grain: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = png(Image.effect_noise((200, 50), grain).convert("RGB"))
+    at = file.index(b"IDAT") - 4
+    end = at + 12 + int.from_bytes(file[at : at + 4], "big")
+    content = file[at + 8 : end - 4]
+    foreign = chunk(between, file[16:29] if between == b"IHDR" else bytes(3))
+    broken = file[:at] + chunk(b"IDAT", content[:99]) + foreign + chunk(b"IDAT", content[99:]) + file[end:]
+    assert answer(broken) == answer_of_pillow(broken, monkeypatch)
+
+
+def test_a_png_is_decoded_as_it_is_when_memory_is_too_short_for_two_forms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = png(Image.effect_noise((200, 50), 20))
+    expected = answer(file)
+
+    def fail(*_: object, **__: object) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(imagecodecs, "deflate_decode", fail)
+    assert pixels._inflate(file) is file
+    assert answer(file) == expected
 
 
 @pytest.mark.parametrize("rows", [-1, 1])

@@ -335,7 +335,7 @@ def numbered(pick: random.Random) -> Page:
 
 def timetable(pick: random.Random) -> Page:
     size, across = pick.uniform(18, 26), pick.randint(2, 6)
-    rows = [["Executor", *(f"RE {pick.randint(1, 99)}" for _ in range(across))]]
+    rows = [["Station", *(f"RE {pick.randint(1, 99)}" for _ in range(across))]]
     for name in pick.sample(
         ["Oslo S", "Lillestrom", "Hamar", "Otta", "Dombas", "Oppdal", "Trondheim S"], pick.randint(3, 7)
     ):

@@ -68,6 +68,47 @@ def test_noise_leaves_few_outlines_and_the_boxes_of_rapidocr(rapid: Any, seed: i
     assert np.array_equal(find_boxes(noisy[None], [(320, 256)])[0], theirs.reshape(-1, 4, 2))
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_holes_of_up_to_three_pixels_are_filled_and_larger_ones_are_not(size: int) -> None:
+    whole = np.ones((12, 12), np.uint8)
+    holed = whole.copy()
+    holed[4 : 4 + size, 5 : 5 + size] = 0
+    assert np.array_equal(dbpost.drop_specks(holed), whole) == (size < 4)
+
+
+def test_a_hole_is_filled_where_only_the_smaller_window_has_a_fence() -> None:
+    mask = np.ones((12, 12), np.uint8)
+    mask[4:6, 4:6] = mask[4:6, 7] = 0  # one column apart: around no window of 3×3 all pixels are set
+    assert dbpost.drop_specks(mask)[4:6, 4:6].all()
+
+
+@pytest.mark.parametrize(("width", "found"), [(3, 0), (4, 1)])
+def test_an_outline_of_fewer_than_four_columns_is_too_narrow(width: int, found: int) -> None:
+    mask = np.zeros((30, 30), np.uint8)
+    mask[5:25, 10 : 10 + width] = 1
+    assert len(dbpost.find_outlines(mask)) == found
+
+
+def test_thousands_of_narrow_bars_take_no_place_of_text() -> None:
+    page = np.zeros((800, 800), np.float32)
+    for column in (0, 1):
+        page[:500, column::5] = 1
+    page[5:500:10] = page[6:500:10] = page[7:500:10] = page[8:500:10] = page[9:500:10] = 0
+    page[520:780:10, 50:700] = page[521:780:10, 50:700] = page[522:780:10, 50:700] = 1
+    page[523:780:10, 50:700] = 1
+    assert len(find_boxes(page[None], [(800, 800)])[0]) == 26
+
+
+def test_the_mean_of_bytes_is_that_of_opencv_also_where_a_box_is_outside_the_map() -> None:
+    maps = np.random.default_rng(0).integers(0, 256, (1, 50, 60), np.uint8)
+    quads = np.array(
+        [[(5, 20), (30, 4), (50, 25), (20, 45)], [(60, 60), (70, 65), (65, 75), (55, 70)]], np.float32
+    )
+    means = dbpost.mean_inside(maps, np.zeros(2, np.int64), quads)
+    inside = cv2.fillPoly(np.zeros((50, 60), np.uint8), [quads[0].astype(np.int32)], 1)
+    assert means.tolist() == [cv2.mean(maps[0], inside)[0] / 255, 0]
+
+
 @pytest.mark.parametrize("width", [1, 4])
 def test_more_noise_than_outlines_are_looked_at_hides_no_text(rapid: Any, width: int) -> None:
     """rapidocr looks at the lowest 1,000 outlines, of whatever size."""
