@@ -304,7 +304,7 @@ def explain_nothing(each: Score) -> Iterator[str]:
 
 
 def _some(names: Iterable[str]) -> str:
-    first = sorted(names)
+    first = [f'"{name}"' for name in sorted(names)]
     more = len(first) - NAMED
     return ", ".join(first[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
 

@@ -37,8 +37,9 @@ def open_condition(where: str, columns: ExportColumns) -> Iterator[Condition]:
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
         if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
             raise KeyboardInterrupt from None
+        why = str(error).partition("\n")[0]  # what follows may be what is around the condition
         raise WrongArgument(
-            f"--where {where!r} is no condition of SQL on the columns of an export: {error}. Write for example "
+            f"--where {where!r} is no condition of SQL on the columns of an export: {why}. Write for example "
             f"\"bin = 'A' AND object_count > 2\"; {_name_near(str(error), [*columns.kinds, *LISTS, *SCORES])}"
         ) from None
     finally:

@@ -68,7 +68,7 @@ def measure_rate(times: Sequence[float]) -> tuple[float, float, float]:
     thirds = [_rate(times, a, b) for a, b in itertools.pairwise(cuts) if b > a]
     middle = [end for end in ends if cuts[0] <= end <= cuts[-1]]
     if len(middle) < 3:  # too few batches for a middle part
-        rate = _rate(times, 0, len(times) - 1)
+        rate = _rate(times, 0, len(times) - 1) if len(ends) > 1 else len(times) / max(times[-1], 1e-9)
         return rate, rate, rate
     rate = statistics.linear_regression([times[end] for end in middle], middle).slope
     return rate, min(rate, *thirds), max(rate, *thirds)

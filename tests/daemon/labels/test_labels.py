@@ -269,7 +269,7 @@ def test_a_score_says_when_no_name_of_people_is_one_of_the_model(labels: Place) 
         assert say(labels, document | {"categories": named}).returncode == 0
         return labels.command("score", "--only", "objects").stderr
 
-    assert "used none of the names that people gave (my " in score_with("my ")
+    assert 'used none of the names that people gave ("my ' in score_with("my ")
     assert "Note" not in score_with("")
 
 

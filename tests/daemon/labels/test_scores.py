@@ -173,7 +173,7 @@ def test_a_score_of_nothing_says_why() -> None:
 
     assert "mine found no object" in explain(Kind.OBJECTS, set())
     assert "`conf` under [stages.yolo.options]" in explain(Kind.OBJECTS, set())
-    assert "names that people gave (car, dog), but a, b, c and 1 more;" in explain(
+    assert 'names that people gave ("car", "dog"), but "a", "b", "c" and 1 more;' in explain(
         Kind.OBJECTS, {"a", "b", "c", "d"}
     )
     assert explain(Kind.OBJECTS, {"dog"}) == explain(Kind.TAGS, {"dog"}) == ""

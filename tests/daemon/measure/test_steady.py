@@ -43,6 +43,7 @@ def test_a_rate_that_changes_has_a_spread() -> None:
 
 def test_few_batches_are_measured_as_a_whole() -> None:
     assert measure_rate([0.0, 0.0, 2.0, 2.0])[0] == pytest.approx(1.5)
+    assert measure_rate([4.0, 4.0])[0] == pytest.approx(0.5)
 
 
 def watched(seconds: int = 101, **more: Any) -> Meter:

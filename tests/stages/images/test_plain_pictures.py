@@ -141,10 +141,6 @@ def test_a_png_that_is_compressed_to_little_or_not_at_all_is_left_as_it_is(image
     assert pixels._inflate(file) is file
 
 
-def chunk(kind: bytes, content: bytes = b"") -> bytes:
-    return len(content).to_bytes(4, "big") + kind + content + zlib.crc32(kind + content).to_bytes(4, "big")
-
-
 @pytest.mark.parametrize("between", [b"PLTE", b"TEST", b"IHDR"])
 @pytest.mark.parametrize("grain", [20, 100])  # compressed, or hardly
 def test_a_png_with_a_chunk_among_its_pixels_gets_the_answer_of_pillow(
