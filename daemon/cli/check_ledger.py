@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from daemon.config.loading import Config
 from daemon.config.state import LEDGER
 from daemon.core.errors import NothingFound, VisiondError
-from daemon.core.hints import quantity
+from daemon.core.hints import command, quantity
+from daemon.core.jobs import JobStatus
 from daemon.core.stores import find_trouble
 from daemon.inbox.names import find_left_out, find_renamed
 from daemon.ledger.identity import describe_lost_ledger
@@ -28,7 +29,23 @@ def examine_backups(config: Config) -> Iterator[Finding]:
 def examine_sinks(config: Config) -> Iterator[Finding]:
     for name, sink in open_sinks(config).items():
         problem = sink.ask_store() if isinstance(sink, StoreSink) else sink.problem()
-        yield Finding("error" if problem else "ok", f"sink {name}: {problem or 'can take records'}.")
+        said = problem or f"can take records{_say_what_it_lacks(config, name)}"
+        yield Finding("error" if problem else "ok", f"sink {name}: {said}.")
+
+
+def _say_what_it_lacks(config: Config, sink: str) -> str:
+    """Of a sink that is new to the ledger. Whether that can be read is said elsewhere."""
+    try:
+        with open_reader(config) as reader:
+            done = reader.counts().get(JobStatus.DONE, 0)
+            if not done or sink in reader.sinks():
+                return ""
+    except VisiondError:
+        return ""
+    return (
+        f" from now on. For {quantity(done, 'image')} that {'is' if done == 1 else 'are'} DONE already, type "
+        f"`{command('redo', '--all')}`: no model that has not changed runs again"
+    )
 
 
 def examine_ledger(config: Config) -> Iterator[Finding]:

@@ -145,7 +145,9 @@ class Worker:
                 reply: Reply = await future
                 return reply
         except TimeoutError:
-            self.cause, self.timed_out = f"a batch was not done within {timeout_seconds:g} s", True
+            self.timed_out = True
+            advice = "if this machine needs longer, raise batch_timeout_seconds"
+            self.cause = f"a batch was not done within {timeout_seconds:g} s; {advice}"
             await self.kill()
             raise self._loss() from None
         finally:

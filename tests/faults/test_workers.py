@@ -113,7 +113,7 @@ def test_a_worker_that_hangs_with_the_interpreter_lock_held_is_replaced_in_time(
         hung = drop_marked(place, "HANG", 1)
         dropped = place.inbox().joinpath("HANG-0.ppm").stat().st_ctime
         loss = daemon.wait_event("worker lost")
-        assert loss["cause"] == "a batch was not done within 1 s"
+        assert loss["cause"].startswith("a batch was not done within 1 s")
         assert (
             datetime.fromisoformat(loss["timestamp"]).timestamp() - dropped
             < BATCH_TIMEOUT + 2 + SLACK_SECONDS

@@ -925,6 +925,22 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         return run_forked(split.stdout.split("\0")[:-1], folder, os.environ, Path(output, "told"), PATIENCE)
 
 
+def test_check_says_how_a_new_sink_gets_what_is_done_already(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(1))
+    assert place.command("run", "--once").returncode == 0
+    place.configure({"output": {"sinks": ["jsonl"]}})
+
+    def checked() -> str:
+        return " ".join(place.command("check", "--quick").stdout.split())
+
+    assert "For 1 image that is DONE already, type `visiond redo --all`" in checked()
+    assert place.command("redo", "--all").returncode == 0
+    assert place.command("run", "--once").returncode == 0
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 1
+    assert "redo" not in checked()
+
+
 def test_check_names_a_sink_that_cannot_take_records(tmp_path: Path) -> None:
     place = Place(tmp_path, {"output": {"sinks": ["jsonl"]}})
     assert "sink jsonl: can take records" in place.command("check", "--quick").stdout
