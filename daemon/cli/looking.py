@@ -182,7 +182,8 @@ def duplicates(
     the sharpest; then the largest file; then the oldest. Every image of a group
     is near its best one, and no two best ones are near each other. Nothing is
     deleted. A million images take about ten minutes on two cores, a hundred
-    thousand some seconds; from 200,000 on a GPU with enough free memory is used.
+    thousand some seconds; from 200,000 on a GPU is used if it has enough free
+    memory.
 
     Groups whose other files have most bytes come first. Without --bin they are
     kept for the page, and for `visiond search group:best`. When piped: one line
