@@ -15,7 +15,8 @@ from torch import Tensor
 from stages.clip.descriptor import CHATTING, Clip
 from stages.clip.embeddings import INSTRUCTION, encode_embedding
 from stages.contract.base import Image, ImageError, Result, StageSpec
-from stages.images.devices import hold_device, measure_sharpness, pixels_of
+from stages.images.devices import hold_device, pixels_of
+from stages.images.sharpness import measure_sharpness
 from stages.pretrained.language import LanguageStage, ask, load_chat_processor
 from stages.pretrained.questions import Questions
 

@@ -20,14 +20,15 @@ from stages.clip.embeddings import TextEncoder, encode_embedding, is_sigmoid
 from stages.contract.base import UNFAMILIAR, Image, ImageError, Result
 from stages.contract.descriptor import KnownModel
 from stages.contract.options import read_options
-from stages.images.devices import hold_device, measure_sharpness, pad_batch, pixels_of
+from stages.images.devices import hold_device, pad_batch
+from stages.images.sharpness import measure_sharpness
 from stages.pretrained.recording import Recorded
 from stages.pretrained.vision import VisionStage, speed_up_patches
 
 TEMPLATE, SIGMOID_TEMPLATE = "a photo of a {}", "This is a photo of {}."
 
 
-class ClipStage(VisionStage[tuple[Tensor, Tensor, Tensor]]):
+class ClipStage(VisionStage[tuple[Tensor, Tensor, Tensor, list[float]]]):
     models: ClassVar[tuple[KnownModel, ...]] = MODELS
 
     def load(self) -> None:
@@ -47,10 +48,8 @@ class ClipStage(VisionStage[tuple[Tensor, Tensor, Tensor]]):
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
         results: list[Result | ImageError] = []
-        for batch, (embeddings, scores, places) in self.forward_batches(images):
+        for batch, (embeddings, scores, places, sharpness) in self.forward_batches(images):
             unfamiliar = self.familiarity.find_unfamiliar(batch)
-            with hold_device(self.lock):
-                sharpness = measure_sharpness(pixels_of(batch))
             for embedding, row, indices, unknown, figure in zip(
                 embeddings, scores.tolist(), places.tolist(), unfamiliar, sharpness, strict=True
             ):
@@ -63,16 +62,17 @@ class ClipStage(VisionStage[tuple[Tensor, Tensor, Tensor]]):
                 results.append(Clip(encode_embedding(embedding), tags, figure))
         return results
 
-    def forward(self, pixels: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """On the host: unit embeddings [images, dim], and the scores and indices of the most likely labels [images, k]."""
+    def forward(self, pixels: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, list[float]]:
+        """On the host: unit embeddings [images, dim], the scores and indices of the most likely labels [images, k], and how
+        sharp the images are."""
         embeddings = F.normalize(self.projection(self.embed(pixels)).float(), dim=-1)
         if not self.labels:
             nothing = torch.empty(len(pixels), 0)
-            return embeddings.cpu(), nothing, nothing.long()
+            return embeddings.cpu(), nothing, nothing.long(), measure_sharpness(pixels)
         logits = embeddings @ self.label_weights.T + self.label_bias
         likelihoods = logits.sigmoid() if self.sigmoid else logits.softmax(dim=-1)
         scores, places = likelihoods.topk(min(self.options.top_k, len(self.labels)))
-        return embeddings.cpu(), scores.cpu(), places.cpu()
+        return embeddings.cpu(), scores.cpu(), places.cpu(), measure_sharpness(pixels)
 
     def embed(self, pixels: Sequence[Tensor]) -> Tensor:
         """The vision tower's answer for each image, [images, dim], before its projection."""

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from stages.contract.base import Image, ImageError, Result, Stage
 from stages.hash.descriptor import Hash
-from stages.images.devices import hold_device, measure_sharpness, pixels_of
+from stages.images.devices import hold_device, pixels_of
 from stages.images.resize import LANCZOS, compute_weights
+from stages.images.sharpness import measure_sharpness
 
 SMALL, KEPT = 32, 8  # pixels and frequencies of each axis
 LUMA = (19595 / 65536, 38470 / 65536, 7471 / 65536)  # of red, green and blue in Pillow's mode L

@@ -186,7 +186,7 @@ def resize_with_kernels(
     dtype: torch.dtype,
 ) -> Tensor:
     """uint8 [3, height, width] each, with the axes of its rows and columns, to [images, 3, height, width], normalized."""
-    from stages.images.kernel import resize_height_kernel
+    from stages.kernels.resize import resize_height_kernel
 
     table, resized = resize_columns(pixels, axes)
     count, (height, width) = len(pixels), (axis.table.shape[1] for axis in axes[0])
@@ -209,7 +209,7 @@ def resize_with_kernels(
 def resize_to_bytes_with_kernels(pixels: Sequence[Tensor], axes: Sequence[tuple[Axis, Axis]]) -> Tensor:
     """As resize_with_kernels, to uint8. For images of any size, not only that of a model's input: its kernel is compiled
     once, and a little slower."""
-    from stages.images.kernel import resize_height_to_bytes_kernel
+    from stages.kernels.resize import resize_height_to_bytes_kernel
 
     table, resized = resize_columns(pixels, axes)
     count, (height, width) = len(pixels), (axis.table.shape[1] for axis in axes[0])
@@ -222,7 +222,7 @@ def resize_to_bytes_with_kernels(pixels: Sequence[Tensor], axes: Sequence[tuple[
 
 def resize_columns(pixels: Sequence[Tensor], axes: Sequence[tuple[Axis, Axis]]) -> tuple[Tensor, Tensor]:
     """The first pass of a resize, and the table that the second one needs, both as their kernels describe them."""
-    from stages.images.kernel import resize_width_kernel
+    from stages.kernels.resize import resize_width_kernel
 
     used = [crop(image.contiguous(), *pair) for image, pair in zip(pixels, axes, strict=True)]
     count, width = len(used), axes[0][1].table.shape[1]

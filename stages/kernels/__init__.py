@@ -1,1 +1,1 @@
-"""Triton kernels for convolutions, and what decides whether they can be used."""
+"""Triton kernels for convolutions and for resizing, and what decides whether they can be used."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stages.images.kernel import bilinear_tap, round_half_even
+from stages.kernels.resize import bilinear_tap, round_half_even
 
 
 @triton.jit(do_not_specialize=["out_height", "out_width", "count"])

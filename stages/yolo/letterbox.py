@@ -80,7 +80,7 @@ def fill_canvases(
 
 
 def fill_with_kernel(pixels: Sequence[Tensor], boxes: Sequence[Letterbox], dtype: torch.dtype) -> Tensor:
-    from stages.images.kernel import letterbox_kernel
+    from stages.kernels.resize import letterbox_kernel
 
     planar, (height, width) = [image.contiguous() for image in pixels], boxes[0].canvas
     size = len(planar), 3, height, width

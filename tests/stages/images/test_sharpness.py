@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageFilter
 from torch import Tensor
 
-from stages.images.devices import GRID, WINDOW, measure_sharpness
+from stages.images.sharpness import GRID, WINDOW, measure_sharpness
 
 
 def draw(width: int, height: int, seed: int = 0) -> Image.Image:

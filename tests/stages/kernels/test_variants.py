@@ -261,9 +261,9 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
-from stages.kernels import convolution, language, launch, pointwise
+from stages.kernels import convolution, language, launch, pointwise, resize as resizekernel
 from stages.yolo import letterbox
-from stages.images import resize, kernel as resizekernel
+from stages.images import resize
 from stages.ocr import warp, warpkernel
 from stages.ocr.fused import FusedDetector, FusedRecognizer
 from stages.yolo.letterbox import Letterbox
