@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import sqlite3
+import sys
 import time
 from argparse import Namespace
 from collections import defaultdict
@@ -97,6 +98,8 @@ def main() -> None:
         rounds=3,
         folder=TEMPORARY,
     )
+    if options.executors != [1] and not options.workers:
+        sys.exit("--executors divides the workers among processes: name their number, such as --workers 4")
     runs: dict[int, list[Run]] = defaultdict(list)
     bare: list[float] = []
     for number in range(options.rounds):

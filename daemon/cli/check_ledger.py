@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from daemon.config.loading import Config
 from daemon.config.state import LEDGER
@@ -27,25 +27,27 @@ def examine_backups(config: Config) -> Iterator[Finding]:
 
 
 def examine_sinks(config: Config) -> Iterator[Finding]:
-    for name, sink in open_sinks(config).items():
+    if not (sinks := open_sinks(config)):
+        return
+    done, known = _read_progress(config)
+    lack = (
+        f" from now on. For {quantity(done, 'image')} that {'is' if done == 1 else 'are'} DONE already, type "
+    )
+    lack += f"`{command('redo', '--all')}`: no model that has not changed runs again"
+    for name, sink in sinks.items():
         problem = sink.ask_store() if isinstance(sink, StoreSink) else sink.problem()
-        said = problem or f"can take records{_say_what_it_lacks(config, name)}"
+        said = problem or f"can take records{lack if done and name not in known else ''}"
         yield Finding("error" if problem else "ok", f"sink {name}: {said}.")
 
 
-def _say_what_it_lacks(config: Config, sink: str) -> str:
-    """Of a sink that is new to the ledger. Whether that can be read is said elsewhere."""
+def _read_progress(config: Config) -> tuple[int, Collection[str]]:
+    """The number of images that are DONE, and the sinks that the ledger knows; none if it cannot be read, which is said
+    elsewhere."""
     try:
         with open_reader(config) as reader:
-            done = reader.counts().get(JobStatus.DONE, 0)
-            if not done or sink in reader.sinks():
-                return ""
+            return reader.counts()[JobStatus.DONE], reader.sinks()
     except VisiondError:
-        return ""
-    return (
-        f" from now on. For {quantity(done, 'image')} that {'is' if done == 1 else 'are'} DONE already, type "
-        f"`{command('redo', '--all')}`: no model that has not changed runs again"
-    )
+        return 0, ()
 
 
 def examine_ledger(config: Config) -> Iterator[Finding]:

@@ -28,7 +28,7 @@ READ: Mapping[Kind, Callable[[ImageAnswers], Any]] = {
     Kind.TAGS: lambda answers: [label for label, _ in answers.tags],
     Kind.CAPTION: lambda answers: answers.caption,
     Kind.TEXT: lambda answers: answers.text,
-    Kind.CLASSES: lambda answers: next(each["label"] for each in answers.document.values()),
+    Kind.CLASSES: lambda answers: answers.classes[0][1],
 }
 MEASURES: Mapping[Kind, Callable[[Sequence[Any], Sequence[Any]], Measure]] = {
     Kind.OBJECTS: ObjectMeasure,

@@ -185,15 +185,13 @@ def print_found(columns: Iterable[str], rows: Iterable[Iterable[object]], title:
 
 def print_upkeep(runs: Iterable[UpkeepRun]) -> None:
     """Print when each upkeep task last ran."""
-    tried = [run for run in runs if run.tried_at]
-    moments = [(_moment(run.succeeded_at), _moment(run.tried_at)) for run in tried]
-    print_found(
-        ("upkeep", "last success", "last run", "seconds", "outcome", "detail"),
-        (
-            (run.task, *when, run.seconds, run.outcome or "-", run.detail)
-            for run, when in zip(tried, moments, strict=True)
-        ),
-    )
+    columns = ("upkeep", "last success", "last run", "seconds", "outcome", "detail")
+    print_found(columns, (_describe_run(run) for run in runs if run.tried_at))
+
+
+def _describe_run(run: UpkeepRun) -> tuple[object, ...]:
+    when = _moment(run.succeeded_at), _moment(run.tried_at)
+    return run.task, *when, run.seconds, run.outcome or "-", run.detail
 
 
 def print_workers(snapshot: Snapshot) -> None:
