@@ -107,7 +107,7 @@ def test_the_reason_for_a_placement_mentions_no_memory_that_was_not_checked() ->
         (100 * LARGE, MANY, VAST, GPU_WORKERS),
         (2 * NEED, MANY, VAST, 2),
         (3 * NEED - 1, MANY, VAST, 2),
-        (LARGE, 8, VAST, GPU_WORKERS),
+        (LARGE, 8, VAST, 6),
         (LARGE, 4, VAST, 3),
         (LARGE, 3, VAST, 2),
         (LARGE, 1, VAST, 1),
