@@ -257,14 +257,18 @@ class KnownFolder:
             raise _away(
                 place, "is not the folder that it was; perhaps its mount is missing", "restart the daemon"
             )
-        if self.was_missing:
-            self.accept()  # it may exist by now
+        if self.was_missing and self._find_nearest() != place:
+            self.accept()  # it exists by now, or one above it does
 
-    def accept(self) -> None:
-        """Remember what is there now. Raises OSError."""
+    def _find_nearest(self) -> bytes:
         place = self.path
         while not os.path.isdir(place) and place != b"/":
             place = os.path.dirname(place)
+        return place
+
+    def accept(self) -> None:
+        """Remember what is there now. Raises OSError."""
+        place = self._find_nearest()
         if self.found is None or place != self.found[0]:
             mount = mount_of(Path(os.fsdecode(place)))
             self.is_overlay = bool(mount and mount.kind == b"overlay")

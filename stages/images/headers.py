@@ -85,10 +85,13 @@ def jpeg_segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
     """(marker, start, end) of each segment's payload, up to and including the first scan's header."""
     at = 2
     for _ in range(PARTS):
-        found = NEXT_MARKER.search(data, at)  # skips padding and junk, as all decoders do
-        if found is None:
-            raise IndexError("no marker")
-        at, marker = found.end(), data[found.end() - 1]
+        marker = data[at + 1] if data[at] == 0xFF else 0
+        if marker in (0, 0xFF):
+            found = NEXT_MARKER.search(data, at)  # skips padding and junk, as all decoders do
+            if found is None:
+                raise IndexError("no marker")
+            at, marker = found.start(), data[found.start() + 1]
+        at += 2
         if marker in BARE_MARKERS:
             continue
         if marker == EOI[1]:
