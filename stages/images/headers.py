@@ -73,10 +73,8 @@ def read_jpeg_frame(data: memoryview) -> Jpeg:
             if frame is None:
                 raise ImageError(Reason.HEADER, "the JPEG has pixels before its size")
             if bytes(data[-2:]) != EOI and EOI not in bytes(data[end:]):
-                raise ImageError(
-                    Reason.TRUNCATED,
-                    "the JPEG has no end marker, so it is incomplete. Copy it again from its source",
-                )
+                problem = "the JPEG has no end marker, so it is incomplete. Copy it again from its source"
+                raise ImageError(Reason.TRUNCATED, problem)
             return frame._replace(orientation=orientation or 1, transform=transform, pixels_at=end)
     raise ImageError(Reason.HEADER, "the JPEG ends before its picture begins")
 
@@ -85,13 +83,8 @@ def jpeg_segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
     """(marker, start, end) of each segment's payload, up to and including the first scan's header."""
     at = 2
     for _ in range(PARTS):
-        marker = data[at + 1] if data[at] == 0xFF else 0
-        if marker in (0, 0xFF):
-            found = NEXT_MARKER.search(data, at)  # skips padding and junk, as all decoders do
-            if found is None:
-                raise IndexError("no marker")
-            at, marker = found.start(), data[found.start() + 1]
-        at += 2
+        at = _find_marker(data, at) + 2
+        marker = data[at - 1]
         if marker in BARE_MARKERS:
             continue
         if marker == EOI[1]:
@@ -99,14 +92,22 @@ def jpeg_segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
         (length,) = struct.unpack_from(">H", data, at)
         if length < 2 and marker < APP0:  # others say nothing about pixels, and libjpeg reads on
             raise ImageError(Reason.HEADER, f"the JPEG's segment {marker:02x} has an impossible length")
-        length = max(length, 2)
-        if at + length > len(data):
+        start, at = at + 2, at + max(length, 2)
+        if at > len(data):
             raise IndexError("segment cut")
-        yield marker, at + 2, at + length
+        yield marker, start, at
         if marker == SOS:
             return
-        at += length
     raise ImageError(Reason.HEADER, "the JPEG has too many segments before its picture")
+
+
+def _find_marker(data: memoryview, at: int) -> int:
+    """Skips padding and junk, as all decoders do. Raises IndexError."""
+    if data[at] == 0xFF and 0 < data[at + 1] < 0xFF:
+        return at
+    if found := NEXT_MARKER.search(data, at):
+        return found.start()
+    raise IndexError("no marker")
 
 
 def _read_sof(marker: int, segment: memoryview) -> Jpeg:
@@ -115,9 +116,8 @@ def _read_sof(marker: int, segment: memoryview) -> Jpeg:
         kind = "JPEG-LS is" if marker == JPEG_LS else "hierarchical and lossless arithmetic JPEG are"
         raise ImageError(Reason.FORMAT, f"{kind} not supported: save it as plain JPEG")
     if precision != 8:
-        raise ImageError(
-            Reason.FORMAT, f"{precision}-bit JPEG is not supported: save it with 8 bits a channel"
-        )
+        problem = f"{precision}-bit JPEG is not supported: save it with 8 bits a channel"
+        raise ImageError(Reason.FORMAT, problem)
     components = bytes(segment[6 : 6 + 3 * count : 3])
     if count not in (1, 3, 4) or len(components) != count:
         raise ImageError(Reason.HEADER, f"the JPEG states {count} color components")
