@@ -47,7 +47,8 @@ class Coco(msgspec.Struct):
 
 def read_coco(coco: Coco, left_out: LeftOut) -> Iterator[Said]:
     """Objects, captions, and lines of text (`utf8_string`), whatever the file has. Of an image without any, a file of objects
-    says that it has none. An image with an annotation that cannot be taken gets no label of that kind."""
+    says that it has none. An image with an annotation that cannot be taken gets no label of that kind. If
+    none of a kind can be taken, the other images get none either."""
     known, found = {_key(image.id) for image in coco.images}, _by_kind(coco, left_out)
     for kind, parts in found.items():
         for _ in parts.keys() - known:
@@ -77,7 +78,8 @@ def _by_kind(coco: Coco, left_out: LeftOut) -> Mapping[Kind, Mapping[str, list[A
             parts[image] = None
         elif (found := parts.setdefault(image, [])) is not None:
             found.append(part)
-    return said
+    # If none can be taken, as `categories` is missing, the file does not say of other images that they have nothing.
+    return {kind: parts for kind, parts in said.items() if any(parts.values()) or not parts}
 
 
 def _kinds_of(coco: Coco) -> Iterator[Kind]:

@@ -57,6 +57,7 @@ class _Answer(msgspec.Struct):
     result: list[_Result] | None = None
     was_cancelled: bool | None = None
     ground_truth: bool | None = None
+    updated_at: str | None = None  # in UTC, all in one form
 
 
 class _Meta(msgspec.Struct, frozen=True):
@@ -78,9 +79,9 @@ class LabelTask(msgspec.Struct):
 
 
 def read_label_studio(tasks: Sequence[LabelTask], left_out: LeftOut) -> Iterator[Said]:
-    """Of each task its last annotation that was not cancelled, or the one that is marked as ground truth. A kind of which some
-    task has a label is labelled in all annotated tasks, but for captions and classes: an image may have none of it. An image
-    with a shape that has no box here, such as one of a brush, gets no label of objects."""
+    """Of each task the annotation that was changed last, of those that are marked as ground truth if some are. A kind of
+    which some task has a label is labelled in all annotated tasks, but for captions and classes: an image may have none of it.
+    An image with a shape that has no box here, such as one of a brush, gets no label of objects."""
     annotated = [(task, results) for task in tasks if (results := _results_of(task, left_out)) is not None]
     found = [(task, results, _by_kind(results, left_out)) for task, results in annotated]
     for kind in sorted({kind for task, _, parts in found for kind in (*parts, *task.about.labels)}):
@@ -95,9 +96,15 @@ def _results_of(task: LabelTask, left_out: LeftOut) -> list[_Result] | None:
     """None: no person has annotated it."""
     whole = [each for each in task.annotations or task.completions or () if not each.was_cancelled]
     if best := [each for each in whole if each.ground_truth] or whole:
-        return best[-1].result or []
+        return _find_latest(best, left_out).result or []
     left_out("tasks without an annotation by a person")
     return None
+
+
+def _find_latest(answers: Sequence[_Answer], left_out: LeftOut) -> _Answer:
+    for _ in answers[1:]:
+        left_out("annotations of tasks that have several: the one that was changed last counts")
+    return max(reversed(answers), key=lambda each: each.updated_at or "")
 
 
 def _size_of(results: Sequence[_Result]) -> tuple[float, float] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,10 @@ def read_labels(path: Path, left_out: LeftOut) -> Iterator[Said]:
     except OSError as error:
         raise WrongArgument(f"{error.filename or path} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError as error:
-        raise WrongArgument(f"{path} is not UTF-8: {error}.") from None
+        raise WrongArgument(
+            f"{path} is not UTF-8: {error}. If another program on Windows wrote it, type: "
+            f"iconv -f cp1252 -t utf-8 {shlex.quote(str(path))} > new{path.suffix}"
+        ) from None
 
 
 def _find_exported(path: Path, folder: Path) -> Mapping[str, Mapping[Kind, str]]:
@@ -130,6 +134,6 @@ def _read_json(file: Path, left_out: LeftOut) -> Iterator[Said]:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         packed = " It is a zip file: unpack it, and name what is in it." if text[:2] == b"PK" else ""
         raise WrongArgument(
-            f"{file} is neither COCO (an object with images and annotations) nor an export of Label Studio as JSON (a list of "
-            f"tasks with annotations): {error}.{packed}"
+            f"{file} is neither COCO (an object with images and annotations) nor an export of Label Studio as JSON, not "
+            f"JSON-MIN (a list of tasks with data and annotations): {error}.{packed}"
         ) from None

@@ -16,7 +16,10 @@ from stages.registry.registry import kind_of
 
 LONGEST_CELL = 1 << 26  # characters: Python's own limit is 131,072
 # Columns that name the image, the surest first.
-NAMES = ("digest", "location", "path", "file_name", "filename", "file", "image", "name")
+NAMES = (
+    *("digest", "location", "path", "file_path", "image_path"),
+    *("file_name", "filename", "file", "image", "name"),
+)
 LABELLED = (Kind.TAGS, Kind.CAPTION, Kind.TEXT)  # columns; and those of classifiers
 LABELS = "labels"  # the column of an export
 ANSWERS = "answers of models; if people have corrected them, keep only those columns and digest"
@@ -24,8 +27,8 @@ UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # as Excel writes "Unicode text"
 
 
 def read_csv(file: Path, left_out: LeftOut) -> Iterator[Said]:
-    """With a header, and commas, semicolons or tabs. A column names the image: see NAMES. Columns of labels are tags (a list as
-    JSON or Python writes it, or with commas or semicolons), caption, text, and the name of a classifier, also with
+    """With a header, and commas, semicolons, tabs or bars. A column names the image: see NAMES. Columns of labels are tags (a
+    list as JSON or Python writes it, or with commas or semicolons), caption, text, and the name of a classifier, also with
     _label behind it as in an export. An empty cell says nothing."""
     csv.field_size_limit(LONGEST_CELL)
     with file.open("rb") as opened:
@@ -33,9 +36,9 @@ def read_csv(file: Path, left_out: LeftOut) -> Iterator[Said]:
     with file.open(encoding=encoding, newline="") as lines:
         header = lines.readline()
         lines.seek(0)
-        rows = csv.DictReader(lines, delimiter=max(",;\t", key=header.count), restval="", strict=True)
+        rows = csv.DictReader(lines, delimiter=max(",;\t|", key=header.count), restval="", strict=True)
         try:
-            rows.fieldnames = columns = [name.strip().lower() for name in rows.fieldnames or ()]
+            rows.fieldnames = columns = list(map(_plain, rows.fieldnames or ()))
             key, labelled, is_exported = _find_columns(file, columns)
             for row in rows:
                 if None in row:
@@ -44,6 +47,10 @@ def read_csv(file: Path, left_out: LeftOut) -> Iterator[Said]:
                 yield from read(row, as_typed(row[key]), labelled, left_out)
         except (csv.Error, SyntaxError, ValueError, msgspec.MsgspecError) as error:
             raise WrongArgument(f"{file}, line {rows.line_num}: {error}.") from None
+
+
+def _plain(column: str) -> str:
+    return column.strip().lower().replace(" ", "_")
 
 
 def _find_kind(column: str) -> Kind | None:
@@ -71,9 +78,19 @@ def _find_columns(file: Path, columns: Sequence[str]) -> tuple[str, list[str], b
     if not key or not labelled:
         raise WrongArgument(
             f"{file} needs a column that names the image ({', '.join(NAMES)}) and one with labels (tags, caption, text, or the "
-            f"name of a classifier). It has {', '.join(columns) or 'none'}."
+            f"name of a classifier). It has {', '.join(columns) or 'none'}: rename them in its first line."
         )
+    _refuse_twins(file, [column for column in columns if column in (key, *labelled)])
     return key, labelled, is_exported
+
+
+def _refuse_twins(file: Path, columns: Sequence[str]) -> None:
+    """Raises WrongArgument."""
+    if twins := [column for column in columns if columns.count(column) > 1]:
+        raise WrongArgument(
+            f"{file} has several columns called {twins[0]}. Rename all but one; an image may have several rows, each with a "
+            "caption."
+        )
 
 
 class _Told(msgspec.Struct):

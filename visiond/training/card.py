@@ -18,6 +18,7 @@ from visiond.training.settings import LOG
 
 MARK = "training.json"  # in a folder that a training has made
 MOST_NAMES = 100  # in a card
+Range = tuple[float | None, float | None]  # None: no image has anything that can be scored
 CARD = """\
 ---
 library_name: transformers
@@ -74,7 +75,7 @@ def is_made_by_training(folder: Path) -> bool:
 def write_card(job: TrainingJob, data: Data, entries: Sequence[Mapping[str, Any]]) -> str:
     names = data.names if job.task != "captions" else []
     shown = ", ".join(names[:MOST_NAMES]) + f" and {len(names) - MOST_NAMES} more" * (len(names) > MOST_NAMES)
-    ranges = msgspec.json.decode((Path(job.work) / RANGES).read_bytes(), type=dict[str, tuple[float, float]])
+    ranges = msgspec.json.decode((Path(job.work) / RANGES).read_bytes(), type=dict[str, Range])
     return CARD.format(
         base=job.base_name,
         title=Path(job.out).name,
@@ -116,9 +117,7 @@ def _options(job: TrainingJob, entries: Sequence[Mapping[str, Any]]) -> Iterator
     yield "time, memory", f"{last['elapsed'] / 60:.1f} minutes, {memory}"
 
 
-def _scores(
-    task: Task, entries: Sequence[Mapping[str, Any]], ranges: Mapping[str, tuple[float, float]]
-) -> Iterator[str]:
+def _scores(task: Task, entries: Sequence[Mapping[str, Any]], ranges: Mapping[str, Range]) -> Iterator[str]:
     """A table by epochs; of the last one with the range that holds 95 of 100 resamples of the images."""
     scored = [entry for entry in entries if "scores" in entry]
     if not scored:
@@ -136,7 +135,7 @@ def _scores(
         if entry is scored[-1]:
             figures = [
                 f"{each} ({_figure(ranges[name][0])} to {_figure(ranges[name][1])})"
-                if name in ranges
+                if None not in ranges.get(name, (None, None))
                 else each
                 for name, each in zip(names, figures, strict=True)
             ]

@@ -120,6 +120,12 @@ def test_an_image_with_something_that_cannot_be_taken_is_not_one_without_objects
     assert [*left_out.values()] == [1]
 
 
+def test_a_file_without_categories_does_not_say_that_its_other_images_have_no_object(tmp_path: Path) -> None:
+    images = [{"id": 1, "file_name": "a.jpg"}, {"id": 2, "file_name": "b.jpg"}]
+    annotations = [{"image_id": 1, "category_id": 1, "bbox": [0, 0, 1, 1]}]
+    assert read_json(tmp_path, {"images": images, "annotations": annotations}) == []
+
+
 def test_annotations_of_an_image_that_is_not_listed_are_counted(tmp_path: Path) -> None:
     annotations = [{"image_id": 9, "category_id": 1, "bbox": [0, 0, 1, 1]}]
     document = {"images": [{"id": 1, "file_name": "a.jpg"}], "categories": [{"id": 1, "name": "dog"}]}
@@ -180,6 +186,21 @@ def test_a_region_of_label_studio_may_have_its_labels_in_a_result_of_their_own(t
     ]
     [said] = read_json(tmp_path, [task(*results)])
     assert (said.kind, said.value) == (Kind.OBJECTS, [ObjectLabel("dog", (1, 2, 4, 6))])
+
+
+def test_of_several_annotations_of_label_studio_the_one_that_was_changed_last_counts(tmp_path: Path) -> None:
+    annotations = [
+        {
+            "result": [{"type": "choices", "value": {"choices": [name]}}],
+            "updated_at": f"2026-11-{day}T10:00:00Z",
+        }
+        for name, day in (("cat", "02"), ("dog", "09"), ("owl", "04"))
+    ]
+    left_out: Counter[str] = Counter()
+    (tmp_path / "a.json").write_text(json.dumps([{"data": {"image": "a.jpg"}, "annotations": annotations}]))
+    [said] = read_labels(tmp_path / "a.json", lambda why: left_out.update([why]))
+    assert said.value == ["dog"]
+    assert left_out == {"annotations of tasks that have several: the one that was changed last counts": 2}
 
 
 def test_an_image_with_a_mask_of_label_studio_is_not_one_without_objects(tmp_path: Path) -> None:
@@ -280,7 +301,11 @@ def test_cells_of_csv_are_labels_and_empty_ones_say_nothing(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("text", "encoding"),
-    [("path;tags;caption\na.jpg;['cat', 'b'];x\n", "utf-8"), ("path\ttags\na.jpg\tcat, b", "utf-16")],
+    [
+        ("path;tags;caption\na.jpg;['cat', 'b'];x\n", "utf-8"),
+        ("path\ttags\na.jpg\tcat, b", "utf-16"),
+        ("File Name|TAGS\na.jpg|cat, b", "utf-8"),
+    ],
 )
 def test_csv_of_excel_and_of_pandas_is_read_too(tmp_path: Path, text: str, encoding: str) -> None:
     (tmp_path / "a.csv").write_text(text, encoding)
@@ -327,7 +352,9 @@ def test_what_samples_show_is_read_as_labels_of_every_kind(tmp_path: Path) -> No
         ("0-a.txt", "0 0.5 0.5 1 1", "is a part of a data set of YOLO"),
         ("a.csv", "path,tags\na.jpg,car,moon\n", "line 2: it has more cells than the header"),
         ("missing.json", None, "cannot be read: No such file"),
-        ("a.csv", "path,tags\n\udcff,x\n", "is not UTF-8"),
+        ("a.csv", "path,tags\n\udcff,x\n", "is not UTF-8.* type: iconv -f cp1252 -t utf-8 .*a.csv > new.csv"),
+        ("a.csv", "path,caption,Caption\na.jpg,x,y\n", "several columns called caption"),
+        ("a.csv", "path,path,tags\na.jpg,b.jpg,x\n", "several columns called path"),
     ],
 )
 def test_a_file_that_is_something_else_is_refused_with_what_it_should_be(

@@ -1,0 +1,43 @@
+"""What a training says of its scores, in its card and to people."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from daemon.core.labels import Kind
+from tests.visiond.training.labelled import make_job
+from visiond.training.card import write_card
+from visiond.training.data import Data
+from visiond.training.job import RANGES
+from visiond.training.launch import describe
+
+STEP = {
+    "loss": 0.5,
+    "epoch": 1.0,
+    "step": 4,
+    "batch_size": 4,
+    "processes": 1,
+    "micro_batch": 4,
+    "memory_bytes": 0,
+    "elapsed": 9,
+}
+
+
+def write(folder: Path, range: tuple[float, float], score: float | None) -> str:
+    (folder / RANGES).write_bytes(msgspec.json.encode({"mAP": range}))
+    entries: list[dict[str, Any]] = [STEP, {"step": 4, "epoch": 1.0, "scores": {"mAP": score}}]
+    return write_card(make_job(folder, folder), Data(Kind.OBJECTS, [], []), entries)
+
+
+def test_a_card_has_the_last_score_with_its_range(tmp_path: Path) -> None:
+    assert "| 1.00 | 0.500 (0.400 to 0.600) |" in write(tmp_path, (0.4, 0.6), 0.5)
+
+
+def test_a_card_has_no_score_if_no_held_out_image_has_an_object(tmp_path: Path) -> None:
+    assert "| 1.00 | - |" in write(tmp_path, (math.nan, math.nan), None)
+    told = describe({"step": 4, "epoch": 1.0, "scores": {"mAP": None}})
+    assert told == "epoch 1.00: on held-out images nothing to score, as none of them has a label"
