@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 LEAST_PYTHON := 3.11
-# Time limit of `make test`, in case a test hangs. It normally takes 13 minutes on two cores.
+# Time limit of `make test`, in case a test hangs. It normally takes 15 minutes on two cores.
 TEST_SECONDS := 3600
 BIN := .venv/bin
 STAMP := .venv/.installed

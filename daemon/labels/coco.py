@@ -47,8 +47,8 @@ class Coco(msgspec.Struct):
 
 def read_coco(coco: Coco, left_out: LeftOut) -> Iterator[Said]:
     """Objects, captions, and lines of text (`utf8_string`), whatever the file has. Of an image without any, a file of objects
-    says that it has none. An image with an annotation that cannot be taken gets no label of that kind. If
-    none of a kind can be taken, the other images get none either."""
+    says that it has none. An image with an annotation that cannot be taken gets no label of that kind. If none
+    of a kind can be taken, the other images get none either."""
     known, found = {_key(image.id) for image in coco.images}, _by_kind(coco, left_out)
     for kind, parts in found.items():
         for _ in parts.keys() - known:

@@ -57,7 +57,7 @@ class _Answer(msgspec.Struct):
     result: list[_Result] | None = None
     was_cancelled: bool | None = None
     ground_truth: bool | None = None
-    updated_at: str | None = None  # in UTC, all in one form
+    updated_at: str | float | None = None  # in UTC, all of a file in one form
 
 
 class _Meta(msgspec.Struct, frozen=True):
@@ -104,7 +104,7 @@ def _results_of(task: LabelTask, left_out: LeftOut) -> list[_Result] | None:
 def _find_latest(answers: Sequence[_Answer], left_out: LeftOut) -> _Answer:
     for _ in answers[1:]:
         left_out("annotations of tasks that have several: the one that was changed last counts")
-    return max(reversed(answers), key=lambda each: each.updated_at or "")
+    return max(reversed(answers), key=lambda each: str(each.updated_at or ""))
 
 
 def _size_of(results: Sequence[_Result]) -> tuple[float, float] | None:

@@ -67,10 +67,15 @@ def read_labels(path: Path, left_out: LeftOut) -> Iterator[Said]:
     except OSError as error:
         raise WrongArgument(f"{error.filename or path} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError as error:
-        raise WrongArgument(
-            f"{path} is not UTF-8: {error}. If another program on Windows wrote it, type: "
-            f"iconv -f cp1252 -t utf-8 {shlex.quote(str(path))} > new{path.suffix}"
-        ) from None
+        raise WrongArgument(f"{path} is not UTF-8: {error}.{_fix_encoding(path)}") from None
+
+
+def _fix_encoding(path: Path) -> str:
+    """What to type, of a table: of YOLO's files, another one may be meant than the one that was named."""
+    if READERS.get(path.suffix.lower()) is not read_csv:
+        return ""
+    quoted = shlex.quote(str(path))
+    return f" If a program on Windows wrote it, type: iconv -f cp1252 -t utf-8 {quoted} > new{path.suffix}"
 
 
 def _find_exported(path: Path, folder: Path) -> Mapping[str, Mapping[Kind, str]]:

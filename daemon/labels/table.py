@@ -45,6 +45,8 @@ def read_csv(file: Path, left_out: LeftOut) -> Iterator[Said]:
                     raise ValueError("it has more cells than the header; a cell with commas needs quotes")
                 read = _read_exported if is_exported else _read_row
                 yield from read(row, as_typed(row[key]), labelled, left_out)
+        except UnicodeDecodeError:  # which is a ValueError too
+            raise
         except (csv.Error, SyntaxError, ValueError, msgspec.MsgspecError) as error:
             raise WrongArgument(f"{file}, line {rows.line_num}: {error}.") from None
 
@@ -78,7 +80,7 @@ def _find_columns(file: Path, columns: Sequence[str]) -> tuple[str, list[str], b
     if not key or not labelled:
         raise WrongArgument(
             f"{file} needs a column that names the image ({', '.join(NAMES)}) and one with labels (tags, caption, text, or the "
-            f"name of a classifier). It has {', '.join(columns) or 'none'}: rename them in its first line."
+            f"name of a classifier). It has {', '.join(columns) or 'none'}. Write these names into its first line."
         )
     _refuse_twins(file, [column for column in columns if column in (key, *labelled)])
     return key, labelled, is_exported

@@ -63,9 +63,9 @@ RATE_BY_BATCHES = {
     Batches(64, 32): 0.85,
     Batches(32, 32): 0.72,
 }
-RATE_BY_WORKERS = (0.44, 0.78, 0.95, 1.0, 1.0, 1.0, 1.0)
-# At most on one GPU: a single interpreter does not keep an H200 busy. The sixth and the seventh gain nothing for the standard
-# job, and a tenth for photographs of phones and web pictures, whose boxes of text take more of a worker's time.
+RATE_BY_WORKERS = (0.44, 0.78, 0.95, 1.0, 1.0, 1.0, 1.0)  # of the standard job
+# At most on one GPU: a single interpreter does not keep an H200 busy. The sixth and the seventh make photographs of phones and
+# web pictures a tenth faster, as finding their boxes of text takes more of a worker's time.
 GPU_WORKERS = len(RATE_BY_WORKERS)
 SMALL_BATCHES = (Batches(16, 16), Batches(8, 8))  # where there is no memory for larger ones; not measured
 CPU_BATCH = 8
@@ -277,7 +277,7 @@ def _find_bounds(
         // (WORKER_BYTES * sharing),
         "three workers need four cores": host.cores // (CORES_PER_WORKER * sharing),
     }
-    most = f"more than {GPU_WORKERS} workers gained nothing on an H200"
+    most = f"more than {GPU_WORKERS} workers on a GPU were not measured"
     memory = f"each worker needs {need >> 20:,} MiB of GPU memory"
     on_cpu = _Bounds({"one worker's models use all cores of the CPU": 1}, {})
     on_gpus = {

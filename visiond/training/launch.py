@@ -160,7 +160,7 @@ def describe(entry: Mapping[str, Any]) -> str:
     """A line of the log, for people."""
     if scores := entry.get("scores"):
         figures = ", ".join(f"{name} {value:.3f}" for name, value in scores.items() if value is not None)
-        return f"epoch {entry['epoch']:.2f}: on held-out images {figures or 'nothing to score, as none of them has a label'}"
+        return f"epoch {entry['epoch']:.2f}: on held-out images {figures or 'no score, as nothing is labelled in them'}"
     memory = f", {entry['memory_bytes'] / 2**30:.1f} GiB" if entry["memory_bytes"] else ""
     progress = min(max(entry["progress"], 1e-6), 1)
     # elapsed: in all runs, with scoring

@@ -188,13 +188,16 @@ def test_a_region_of_label_studio_may_have_its_labels_in_a_result_of_their_own(t
     assert (said.kind, said.value) == (Kind.OBJECTS, [ObjectLabel("dog", (1, 2, 4, 6))])
 
 
-def test_of_several_annotations_of_label_studio_the_one_that_was_changed_last_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "times",
+    [[f"2026-11-{day}T10:00:00Z" for day in ("02", "09", "04")], [1604300000, 1604900000, 1604500000]],
+)
+def test_of_several_annotations_of_label_studio_the_one_that_was_changed_last_counts(
+    tmp_path: Path, times: list[object]
+) -> None:
     annotations = [
-        {
-            "result": [{"type": "choices", "value": {"choices": [name]}}],
-            "updated_at": f"2026-11-{day}T10:00:00Z",
-        }
-        for name, day in (("cat", "02"), ("dog", "09"), ("owl", "04"))
+        {"result": [{"type": "choices", "value": {"choices": [name]}}], "updated_at": time}
+        for name, time in zip(("cat", "dog", "owl"), times, strict=True)
     ]
     left_out: Counter[str] = Counter()
     (tmp_path / "a.json").write_text(json.dumps([{"data": {"image": "a.jpg"}, "annotations": annotations}]))
@@ -353,6 +356,7 @@ def test_what_samples_show_is_read_as_labels_of_every_kind(tmp_path: Path) -> No
         ("a.csv", "path,tags\na.jpg,car,moon\n", "line 2: it has more cells than the header"),
         ("missing.json", None, "cannot be read: No such file"),
         ("a.csv", "path,tags\n\udcff,x\n", "is not UTF-8.* type: iconv -f cp1252 -t utf-8 .*a.csv > new.csv"),
+        ("a.csv", "path,tags\n" + "a.jpg,x\n" * 9_000 + "\udcff,x\n", "is not UTF-8.* type: iconv"),
         ("a.csv", "path,caption,Caption\na.jpg,x,y\n", "several columns called caption"),
         ("a.csv", "path,path,tags\na.jpg,b.jpg,x\n", "several columns called path"),
     ],

@@ -11,7 +11,6 @@ from daemon.config.loading import parse
 from daemon.core.errors import ConfigError
 from daemon.layout.layout import Layout
 from daemon.layout.models import resolve_models, weights_of
-from daemon.layout.placement import GPU_WORKERS
 from daemon.layout.second_looks import resolve_looks
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host
@@ -111,7 +110,7 @@ def test_by_default_a_gpu_has_several_workers_with_large_batches(
     pipeline: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Host, "here", lambda *_: Host(cores=16, free_bytes=100 * GIB))
-    settings = {"workers": GPU_WORKERS, "threads": 2, "batches": [128] * 4, "single": {False}}
+    settings = {"workers": 7, "threads": 2, "batches": [128] * 4, "single": {False}}
     assert find_settings(tmp_path, pipeline) == settings
 
 

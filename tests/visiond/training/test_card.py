@@ -40,4 +40,4 @@ def test_a_card_has_the_last_score_with_its_range(tmp_path: Path) -> None:
 def test_a_card_has_no_score_if_no_held_out_image_has_an_object(tmp_path: Path) -> None:
     assert "| 1.00 | - |" in write(tmp_path, (math.nan, math.nan), None)
     told = describe({"step": 4, "epoch": 1.0, "scores": {"mAP": None}})
-    assert told == "epoch 1.00: on held-out images nothing to score, as none of them has a label"
+    assert told == "epoch 1.00: on held-out images no score, as nothing is labelled in them"
