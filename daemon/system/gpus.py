@@ -22,6 +22,7 @@ ATTRIBUTES = {
     "registers_per_block": 12,
     "warp_size": 10,
 }
+SCHED_BLOCKING_SYNC = 4  # of CUctx_flags
 # Why a GPU runs below its clocks: bits of nvmlDeviceGetCurrentClocksEventReasons. The others are idleness and settings.
 SLOWED_BY = {"power": 0x4 | 0x80, "heat": 0x20 | 0x40, "hardware": 0x8}
 
@@ -102,23 +103,36 @@ def list_gpus() -> list[Gpu]:
 
 def read_attributes() -> dict[str, dict[str, int]]:
     """Of each GPU that CUDA shows to this process, by UUID, what ATTRIBUTES names. Makes no context. Empty without a driver."""
+    value, identity, found = ctypes.c_int(), (ctypes.c_ubyte * 16)(), {}
+    for cuda, device in _open_devices():
+        if not cuda.cuDeviceGetUuid_v2(identity, device):
+            found[str(uuid.UUID(bytes=bytes(identity)))] = {
+                name: value.value
+                for name, attribute in ATTRIBUTES.items()
+                if not cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+            }
+    return found
+
+
+def sleep_while_waiting() -> None:
+    """Let threads of this process sleep while they wait for a GPU. Otherwise each takes a core to ask it again and again. Must
+    come before the first use of a GPU. Without a driver it does nothing."""
+    for cuda, device in _open_devices():
+        cuda.cuDevicePrimaryCtxSetFlags(device, SCHED_BLOCKING_SYNC)
+
+
+def _open_devices() -> Iterator[tuple[ctypes.CDLL, ctypes.c_int]]:
+    """Each GPU that CUDA shows to this process, as a CUdevice, with the driver's library. Makes no context."""
     try:
         cuda = ctypes.CDLL(CUDA_LIBRARY)
     except OSError:
-        return {}
-    count, device, value, identity = (ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)())
-    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
-        return {}
-    found = {}
-    for number in range(count.value):
-        if cuda.cuDeviceGet(ctypes.byref(device), number) or cuda.cuDeviceGetUuid_v2(identity, device):
-            continue
-        found[str(uuid.UUID(bytes=bytes(identity)))] = {
-            name: value.value
-            for name, attribute in ATTRIBUTES.items()
-            if not cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
-        }
-    return found
+        return
+    count = ctypes.c_int()
+    if not (cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))):
+        for number in range(count.value):
+            device = ctypes.c_int()
+            if not cuda.cuDeviceGet(ctypes.byref(device), number):
+                yield cuda, device
 
 
 def driver_errors() -> tuple[type[Exception], ...]:

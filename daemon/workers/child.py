@@ -34,6 +34,7 @@ from daemon.core.messages import (
     read_frame,
 )
 from daemon.system.cores import bind
+from daemon.system.gpus import sleep_while_waiting
 from daemon.workers.canary import Canary
 from daemon.workers.chain import Chain
 from stages.contract.base import PREPARED, DeviceLost, OutOfMemory, StageUnusable
@@ -74,6 +75,8 @@ def main() -> None:
     setup = channel.receive()
     assert isinstance(setup, Setup)
     bind(setup.cores)  # before it allocates, and before libraries count the cores
+    if setup.device.startswith("cuda"):
+        sleep_while_waiting()
     slab = memoryview(mmap.mmap(slab_fd, setup.slab_bytes, prot=mmap.PROT_READ))
     chain = Chain(setup, slab)
     try:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -11,7 +14,7 @@ from typing import Any
 import pytest
 
 from daemon.system import gpus
-from daemon.system.gpus import ATTRIBUTES, Sensors, list_gpus, read_attributes
+from daemon.system.gpus import ATTRIBUTES, Sensors, list_gpus, read_attributes, sleep_while_waiting
 
 GIB = 1 << 30
 
@@ -216,3 +219,51 @@ def test_the_driver_says_what_a_gpu_has_as_torch_does() -> None:
 def test_without_a_driver_nothing_is_said_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "CUDA_LIBRARY", "libnothing.so")
     assert read_attributes() == {}
+    sleep_while_waiting()
+
+
+class Driver:
+    """Of two GPUs."""
+
+    def __init__(self) -> None:
+        self.flags: dict[int, int] = {}
+
+    def cuInit(self, _: int) -> int:
+        return 0
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = 2
+        return 0
+
+    def cuDeviceGet(self, device: Any, number: int) -> int:
+        device._obj.value = number
+        return 0
+
+    def cuDevicePrimaryCtxSetFlags(self, device: ctypes.c_int, flags: int) -> int:
+        self.flags[device.value] = flags
+        return 0
+
+
+def test_threads_sleep_while_they_wait_for_any_of_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: driver)
+    sleep_while_waiting()
+    assert driver.flags == {0: 4, 1: 4}  # CU_CTX_SCHED_BLOCKING_SYNC
+
+
+WAIT = """
+import time, torch
+from daemon.system.gpus import sleep_while_waiting
+sleep_while_waiting()
+torch.cuda._sleep(2_000_000_000)  # cycles: a second
+before = time.thread_time()
+torch.cuda.synchronize()
+print(time.thread_time() - before)
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not list_gpus(), reason="needs CUDA")
+def test_a_thread_that_waits_for_a_gpu_takes_no_core() -> None:
+    waited = subprocess.run([sys.executable, "-c", WAIT], capture_output=True, text=True, check=True)
+    assert float(waited.stdout) < 0.1
