@@ -31,10 +31,11 @@ CONTEXT_BYTES = 1 << 30
 MAPS_BYTES, MAPS_BYTES_OF_FULL_BATCH = 1300 << 20, 3400 << 20
 IMAGE_BYTES, HEAVY_IMAGE_BYTES = 16 << 20, 25 << 20
 MODELS_BYTES = 970 << 20  # the weights of the standard pack; they are not known yet when the batch is chosen
-# Of free memory, and of a GPU's for each pixel that is decoded: as decoded, turned, and as a page of OCR.
-GROUP_SHARE, GROUP_PIXEL_BYTES = 4, 8
-HOST_PIXEL_BYTES = 6  # of one that waits in the host's memory: as decoded, and the copy that a GPU reads
-# One H200 did 625 images/s with three workers on four cores, 339 with one: docs/performance.md, "On few cores".
+# What all threads may decode at once takes half of a GPU's free memory, and a quarter of the host's. Bytes of a pixel: on a
+# GPU as decoded, turned, and as a page of OCR; on the host as decoded, and the copy that a GPU reads.
+GROUP_SHARE, GROUP_PIXEL_BYTES = 2, 8
+HOST_GROUP_SHARE, HOST_PIXEL_BYTES = 4, 6
+# On four cores three workers did 1.8 times as much as one: docs/performance.md, "On few cores".
 CORES_PER_WORKER = Fraction(4, 3)
 DEVICES_PER_INTERPRETER = 2  # GPUs that one Python process keeps busy, see docs/performance.md
 LEAST_COST = 1e-9  # of a run of stages
@@ -63,9 +64,9 @@ RATE_BY_BATCHES = {
     Batches(64, 32): 0.85,
     Batches(32, 32): 0.72,
 }
-RATE_BY_WORKERS = (0.44, 0.78, 0.95, 1.0, 1.0, 1.0, 1.0)  # of the standard job
-# At most on one GPU: a single interpreter does not keep an H200 busy. The sixth and the seventh make photographs of phones and
-# web pictures a tenth faster, as finding their boxes of text takes more of a worker's time.
+RATE_BY_WORKERS = (0.44, 0.78, 0.95, 1.0, 1.0, 1.0, 1.0, 1.0)  # of the standard job
+# At most on one GPU: a single interpreter does not keep an H200 busy. Those after the fifth make photographs of phones and web
+# pictures a tenth faster, as finding their boxes of text takes more of a worker's time.
 GPU_WORKERS = len(RATE_BY_WORKERS)
 SMALL_BATCHES = (Batches(16, 16), Batches(8, 8))  # where there is no memory for larger ones; not measured
 CPU_BATCH = 8
@@ -138,7 +139,7 @@ def size_groups(gpus: Sequence[Gpu], threads: int) -> int:
 
 def size_host_groups(host: Host, threads: int) -> int:
     """Pixels that each of all `threads` of this host's workers may have decoded in its memory at once."""
-    return max(LEAST_GROUP_PIXELS, host.free_bytes // GROUP_SHARE // HOST_PIXEL_BYTES // threads)
+    return max(LEAST_GROUP_PIXELS, host.free_bytes // HOST_GROUP_SHARE // HOST_PIXEL_BYTES // threads)
 
 
 def plan(

@@ -1,4 +1,5 @@
-"""Triton kernels that letterbox.py and resize.py start: from planar uint8 images to a network's input.
+"""Triton kernels that images.py, letterbox.py and resize.py start: turning planar uint8 images, and from these to a network's
+input.
 
 The images of a batch may have any addresses and sizes; no kernel is compiled again for those.
 """
@@ -8,6 +9,34 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["height", "width"])
+def turn_kernel(
+    pixels_ptr,
+    out_ptr,
+    height,
+    width,
+    IS_TRANSPOSED: tl.constexpr,
+    FLIP_H: tl.constexpr,
+    FLIP_W: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+):
+    """An image transposed, and then mirrored.
+
+    pixels: uint8 [3, height, width], or [3, width, height] if it is to be transposed. out: uint8 [3, height, width].
+    Grid: (tiles of BLOCK_W columns of the output, tiles of BLOCK_H rows, 3).
+    """
+    plane = tl.program_id(2).to(tl.int64) * height * width
+    offs_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
+    offs_w = tl.program_id(0) * BLOCK_W + tl.arange(0, BLOCK_W)[None, :]
+    mask = (offs_h < height) & (offs_w < width)
+    y = height - 1 - offs_h if FLIP_H else offs_h
+    x = width - 1 - offs_w if FLIP_W else offs_w
+    source = x * height + y if IS_TRANSPOSED else y * width + x
+    value = tl.load(pixels_ptr + plane + source, mask=mask)
+    tl.store(out_ptr + plane + offs_h * width + offs_w, value, mask=mask)
 
 
 @triton.jit(do_not_specialize=["count", "height", "width"])

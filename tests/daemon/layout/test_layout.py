@@ -110,7 +110,7 @@ def test_by_default_a_gpu_has_several_workers_with_large_batches(
     pipeline: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Host, "here", lambda *_: Host(cores=16, free_bytes=100 * GIB))
-    settings = {"workers": 7, "threads": 2, "batches": [128] * 4, "single": {False}}
+    settings = {"workers": 8, "threads": 2, "batches": [128] * 4, "single": {False}}
     assert find_settings(tmp_path, pipeline) == settings
 
 

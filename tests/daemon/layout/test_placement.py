@@ -215,7 +215,7 @@ def test_shared_memory_is_an_eighth_of_what_is_free_within_bounds_for_each_gpu(
 
 def test_more_pixels_are_decoded_at_once_where_the_memory_of_all_threads_allows_it() -> None:
     large, small = make_gpus(140_000_000_000, 12_000_000_000)
-    assert size_groups([large], 10) == 437_500_000
+    assert size_groups([large], 10) == 875_000_000
     assert size_groups([large], 2) == 5 * size_groups([large], 10)
     assert size_groups([large, small], 10) == size_groups([small], 10) == size_groups([], 1) == 200_000_000
     assert size_host_groups(Host(16, 120_000_000_000), 10) == 500_000_000

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import BlipImageProcessor, CLIPImageProcessor, DetrImageProcessor, RTDetrImageProcessor
 
-from stages.images import resize
+from stages.images import devices, images, resize
 from stages.images.devices import pixels_of
 from stages.images.resize import ImageProcessor
 from stages.pretrained import lanczos
@@ -29,6 +29,7 @@ KEPT = {"height": 10, "width": 12}
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes as long for a small program as for a large one."""
     if DEVICE == "cpu":
+        monkeypatch.setattr(images, "TURN_TILE", {"BLOCK_H": 16, "BLOCK_W": 32})
         monkeypatch.setattr(letterbox, "TILE", {"BLOCK_H": 32, "BLOCK_W": 32})
         monkeypatch.setattr(resize, "WIDTH_TILE", {"BLOCK_H": 4, "BLOCK_W": 32})
         monkeypatch.setattr(resize, "HEIGHT_TILE", {"BLOCK_H": 16, "BLOCK_W": 32})
@@ -41,6 +42,15 @@ def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def draw_pictures() -> list[Tensor]:
     return pixels_of([draw_noise(*size, seed) for seed, size in enumerate(SIZES)])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_turned_as_torch_turns_them(monkeypatch: pytest.MonkeyPatch, orientation: int) -> None:
+    pictures = draw_pictures()
+    theirs = [images._turn(picture, orientation) for picture in pictures]
+    monkeypatch.setattr(devices, "has_kernels_for", lambda _: True)
+    for picture, their in zip(pictures, theirs, strict=True):
+        assert torch.equal(images._turn(picture.to(DEVICE), orientation).cpu(), their)
 
 
 @pytest.mark.parametrize(
