@@ -53,6 +53,10 @@ def import_labels(
         bool, flag("--by-file-name", "The last part of a name is enough to find its image.")
     ] = False,
     only: KindsOption = None,
+    corrected: Annotated[
+        bool,
+        flag("--corrected", "People have corrected the answers of models in FILE: they count as labels."),
+    ] = False,
     origin: Annotated[str, option("--origin TEXT", "Their origin. Default: as exported, or FILE.")] = "",
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -64,7 +68,8 @@ def import_labels(
     them (.json), CSV with a column path, location or digest and columns tags,
     caption, text or the name of a classifier, or the .truth.jsonl of
     `visiond samples`. Of what `visiond export --labels` wrote, only labels are
-    taken, no answers.
+    taken, no answers, and a file with scores is refused, unless people have
+    corrected them: --corrected.
 
     Labels belong to the bytes of an image: they stay when models run again,
     and when the file is renamed. They replace earlier labels of the same
@@ -83,7 +88,7 @@ def import_labels(
 
     settings = read_config(config, needs_stages=False)
     left_out: Counter[str] = Counter()
-    given = [*read_labels(file, lambda why: left_out.update([why]))]
+    given = [*read_labels(file, lambda why: left_out.update([why]), corrected=corrected)]
     said = [each for each in given if not only or each.kind in only]
     with open_reader(settings) as reader, Progress("images") as progress:
         folder = images or (file if file.is_dir() else file.parent)
@@ -100,8 +105,17 @@ def import_labels(
     replaced = store.keep(rows) if rows else 0
     _print_kept(Counter(str(kind) for _, kind in kept), replaced, found, left_out, as_json=as_json)
     _print_trouble(found, left_out, replaced)
+    _note_tests(said, file)
     if why:
         raise NothingFound(f"Nothing is kept: {why}")
+
+
+def _note_tests(said: list[Said], file: Path) -> None:
+    if tests := sum(each.is_test for each in said):
+        print_warning(
+            f"Note: in {file}, {quantity(tests, 'image')} only for tests. A training from imported labels learns from all of "
+            f"them; `{command('train', 'detector', '--labels', file, '--out', 'my-detector')}` leaves these out."
+        )
 
 
 def _explain_empty(

@@ -55,7 +55,8 @@ class Said(NamedTuple):
 
     name: of the image, as the file has it. scale: what the boxes count as the whole image; None: its pixels. size: of the
     image in pixels, as the file has it; None: the file does not say. digest, origin: of a label that visiond has exported:
-    which image it is of, `sha256:` and so on, and where it was from.
+    which image it is of, `sha256:` and so on, and where it was from. is_test: the file keeps the image for scores alone.
+    by_model: the file has scores, as models give them.
     """
 
     name: str
@@ -65,6 +66,8 @@ class Said(NamedTuple):
     size: tuple[float, float] | None = None
     digest: str = ""
     origin: str = ""
+    is_test: bool = False
+    by_model: bool = False
 
     @property
     def image(self) -> str:

@@ -20,6 +20,7 @@ from daemon.ledger.record import Record
 STEPS = 1_000_000  # of SQLite's virtual machine, between two looks for Ctrl-C
 LARGEST = 2**63 - 1  # whole number of SQLite
 MOST_NAMED = 20  # labels in a message
+GROUPS = {"cluster", "duplicate", "duplicates", "duplicate_of", "group", "near_duplicate", "near_duplicates"}
 # A text, comment or quoted name; or a function, with its label if that is a text.
 _PART = re.compile(
     r"""('(?:[^']|'')*'|--[^\n]*|/\*.*?\*/|"[^"]*")|\b(object_score|tag_score)\s*\(\s*('(?:[^']|'')*'(?=\s*\)))?""",
@@ -129,6 +130,8 @@ def _name_near(problem: str, names: Sequence[str]) -> str:
     kind, _, name = problem.rpartition(": ")
     if name.lower() in NEAR:
         return f"{name} needs --near, for example --near 0.95."
+    if kind == "no such column" and name.lower() in GROUPS:
+        return "with --near 0.95 the column near_duplicate_of has the image that represents a group."
     near = difflib.get_close_matches(name.lower(), names if kind.startswith("no such") else (), n=1)
     return f"did you mean {near[0]}?" if near else "docs/results.md lists the columns."
 

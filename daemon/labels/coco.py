@@ -37,6 +37,7 @@ class _Annotation(msgspec.Struct):
     iscrowd: bool | int | None = None
     caption: str | None = None
     utf8_string: str | None = None
+    score: Any = None
 
 
 class Coco(msgspec.Struct):
@@ -50,6 +51,7 @@ def read_coco(coco: Coco, left_out: LeftOut) -> Iterator[Said]:
     says that it has none. An image with an annotation that cannot be taken gets no label of that kind. If none
     of a kind can be taken, the other images get none either."""
     known, found = {_key(image.id) for image in coco.images}, _by_kind(coco, left_out)
+    by_model = _find_scored(coco)
     for kind, parts in found.items():
         for _ in parts.keys() - known:
             left_out("images with annotations that the file does not list")
@@ -57,7 +59,13 @@ def read_coco(coco: Coco, left_out: LeftOut) -> Iterator[Said]:
             size = (image.width, image.height) if image.width and image.height else None
             if (value := parts.get(_key(image.id), [])) is not None:
                 name, digest = image.location or image.file_name, image.visiond.digest
-                yield from say(name, kind, value, size, size, digest)
+                yield from say(name, kind, value, size, size, digest, by_model=_key(image.id) in by_model)
+
+
+def _find_scored(coco: Coco) -> set[str]:
+    """Images with a score that a model gave: of labels of people, some programs write 1."""
+    scored = (each for each in coco.annotations if isinstance(each.score, int | float) and each.score != 1)
+    return {_key(each.image_id) for each in scored}
 
 
 def _key(id: Id) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from daemon.core.errors import WrongArgument
+from daemon.core.hints import command
 from daemon.core.labels import Kind, LeftOut, ObjectLabel, Said
 from daemon.exports.datasets import MANIFEST, read_manifest
 from daemon.labels.coco import Coco, read_coco
@@ -52,18 +53,18 @@ READERS = {
 }
 
 
-def read_labels(path: Path, left_out: LeftOut) -> Iterator[Said]:
-    """What a file says, or a folder of a data set. Raises WrongArgument."""
+def read_labels(path: Path, left_out: LeftOut, *, corrected: bool = False) -> Iterator[Said]:
+    """What a file says, or a folder of a data set. corrected: people have looked at the answers of models in it, which count
+    as labels then. Raises WrongArgument."""
     read = _read_folder if path.is_dir() else READERS.get(path.suffix.lower(), _read_json)
     folder = path if path.is_dir() else path.parent
-    labels = _find_exported(path, folder)
     if path.suffix.lower() == ".txt" and path.name != CLASSES:
         raise WrongArgument(
             f"{path} is a part of a data set of YOLO. Name the folder with data.yaml or {CLASSES}."
         )
     try:
         found = read(path, left_out)
-        yield from _of_people(found, labels, folder, left_out) if labels else found
+        yield from found if corrected else _leave_out_answers(found, path, folder, left_out)
     except OSError as error:
         raise WrongArgument(f"{error.filename or path} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError as error:
@@ -78,6 +79,11 @@ def _fix_encoding(path: Path) -> str:
     return f" If a program on Windows wrote it, type: iconv -f cp1252 -t utf-8 {quoted} > new{path.suffix}"
 
 
+def _fix_answers(path: Path) -> str:
+    """What to type."""
+    return f"If people have corrected them, type: {command('labels', 'import', '--corrected', str(path))}"
+
+
 def _find_exported(path: Path, folder: Path) -> Mapping[str, Mapping[Kind, str]]:
     """Which labels an export has written into this file or folder, as of ExportManifest; none: no export did. Raises
     WrongArgument if it has only answers of models."""
@@ -86,10 +92,22 @@ def _find_exported(path: Path, folder: Path) -> Mapping[str, Mapping[Kind, str]]
         return {}
     if not made.labels:
         raise WrongArgument(
-            f"{path} has answers of models, as `visiond export` wrote them. If people have corrected them, delete {MANIFEST} "
-            "there."
+            f"{path} has answers of models, as `visiond export` wrote them. {_fix_answers(path)}"
         )
     return made.labels
+
+
+def _leave_out_answers(found: Iterable[Said], path: Path, folder: Path, left_out: LeftOut) -> Iterator[Said]:
+    """Raises WrongArgument if there is nothing else."""
+    if labels := _find_exported(path, folder):
+        yield from _of_people(found, labels, folder, left_out)
+        return
+    for said in found:
+        if said.by_model:
+            raise WrongArgument(
+                f"{path} has scores, as answers of models have and labels have not. {_fix_answers(path)}"
+            )
+        yield said
 
 
 def _of_people(
@@ -109,7 +127,7 @@ def _explain_left(said: Said, digest: str, folder: Path) -> str:
         return "boxes whose image is not in the folder"
     if not said.digest and not (folder / said.name).is_symlink():
         return "boxes of models, or of an image that another program has written anew since the export"
-    return f"answers of models; if people have corrected them, delete {MANIFEST}"
+    return "answers of models; if people have corrected them, add --corrected"
 
 
 def _read_folder(folder: Path, left_out: LeftOut) -> Iterator[Said]:

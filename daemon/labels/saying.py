@@ -28,6 +28,8 @@ def say(
     scale: tuple[float, float] | None = None,
     size: tuple[float, float] | None = None,
     digest: str = "",
+    *,
+    by_model: bool = False,
 ) -> Iterator[Said]:
     """parts: objects, tags or captions; for text, boxes and lines; for classes, each with its classifier before it. Without
     captions or classes nothing is said; otherwise, that there is nothing. Lines are put in reading order, as those of OCR are:
@@ -38,7 +40,7 @@ def say(
     elif kind is Kind.CLASSES:
         value = dict(parts)
     if value or kind not in (Kind.CAPTION, Kind.CLASSES):
-        yield Said(name, kind, value, scale, size, digest)
+        yield Said(name, kind, value, scale, size, digest, by_model=by_model)
 
 
 def _in_reading_order(

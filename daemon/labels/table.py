@@ -80,10 +80,17 @@ def _find_columns(file: Path, columns: Sequence[str]) -> tuple[str, list[str], b
     if not key or not labelled:
         raise WrongArgument(
             f"{file} needs a column that names the image ({', '.join(NAMES)}) and one with labels (tags, caption, text, or the "
-            f"name of a classifier). It has {', '.join(columns) or 'none'}. Write these names into its first line."
+            f"name of a classifier). It has {', '.join(columns) or 'none'}. "
+            f"{_fix_columns(columns)}"
         )
     _refuse_twins(file, [column for column in columns if column in (key, *labelled)])
     return key, labelled, is_exported
+
+
+def _fix_columns(columns: Sequence[str]) -> str:
+    if "annotation_id" in columns:
+        return "Export JSON from Label Studio."
+    return "Write these names into its first line."
 
 
 def _refuse_twins(file: Path, columns: Sequence[str]) -> None:

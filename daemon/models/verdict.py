@@ -77,7 +77,8 @@ def _describe_cost(found: ModelComparison, prices: Prices) -> Iterator[str]:
     elif cost.hours is None:
         yield "What a redo would cost is not known: all answers of the sample were in the ledger already."
     else:
-        energy = "energy not known" if cost.kwh is None else _say_energy(cost.kwh)
+        unknown = "energy not known" if prices.kwh is None else "energy and its price not known"
+        energy = unknown if cost.kwh is None else _say_energy(cost.kwh)
         priced = f", price {price:,.2f}" if price is not None else ""
         devices = ", ".join(found.run.devices)
         yield (

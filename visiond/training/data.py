@@ -27,6 +27,7 @@ from stages.contract.processes import count_cores
 from stages.images.decoder import Decoders
 from stages.images.images import inspect
 
+FOR_TESTS = "images that are only for tests, by data.yaml"
 NAMED = 3  # of the files that are left out for one reason
 
 Step = Callable[[int, int], None]
@@ -74,7 +75,7 @@ def read_file(
     """From a file that `visiond labels import` reads. images: the folder that its names start from. share: as of `split`.
     step: called with how many of how many images were decoded. Raises WrongArgument."""
     left_out: Counter[str] = Counter()
-    said = [each for each in read_labels(path, lambda why: left_out.update([why])) if each.kind is kind]
+    said = _leave_out_tests(read_labels(path, lambda why: left_out.update([why])), kind, left_out)
     found = dict(_find_files(said, images, left_out, step))
     known = {name: image for name, (_, image) in found.items()}
     files = {image.digest: str(file) for file, image in reversed(found.values())}
@@ -82,6 +83,14 @@ def read_file(
     images_of = {image.digest: image for image in known.values()}
     samples = [_sample(files[digest], images_of[digest], value) for digest, value in kept.items()]
     return split(kind, samples, left_out, share)
+
+
+def _leave_out_tests(given: Iterable[Said], kind: Kind, left_out: Counter[str]) -> list[Said]:
+    """Of a kind."""
+    said = [each for each in given if each.kind is kind]
+    if tests := sum(each.is_test for each in said):
+        left_out[FOR_TESTS] += tests
+    return [each for each in said if not each.is_test]
 
 
 def read_store(store: LabelStore, reader: Reader, kind: Kind, share: float) -> Data:

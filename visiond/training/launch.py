@@ -55,6 +55,8 @@ def train(
     with locked(work) as lock, stopped_in_order():
         if not job.resume:
             forget(work)
+        elif not find_checkpoint(work):
+            say("There is no checkpoint yet, so the training begins with its first step.")
         write_job(job, data)
         while any(ended := _run_once(job, places, say, (*command, str(work / JOB)), lock)):
             short = [place for place, status in zip(places, ended, strict=True) if status == TOO_SMALL]

@@ -687,6 +687,15 @@ async def test_a_column_that_is_none_is_refused_with_the_nearest_one(reader: Rea
         numbers_of(reader, tmp_path / "a.jsonl", where=["Captoin = 'x'"])
 
 
+async def test_who_asks_for_a_cluster_learns_what_the_column_is_called(
+    reader: Reader, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        WrongArgument, match=r"no such column: cluster.* --near 0.95 the column near_duplicate_of"
+    ):
+        numbers_of(reader, tmp_path / "a.jsonl", where=["cluster = 3"])
+
+
 async def test_a_sample_is_the_same_for_a_seed_and_takes_each_image_as_often(
     reader: Reader, tmp_path: Path
 ) -> None:

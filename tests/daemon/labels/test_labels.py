@@ -84,11 +84,10 @@ def test_what_is_exported_comes_back_and_agrees_with_the_answers(labels: Place) 
     for format in ("coco", "label-studio"):
         assert labels.command("export", "--format", format, labels.folder / format).returncode == 0
         assert "has answers of models" in labels.command("labels", "import", labels.folder / format).stderr
-        (labels.folder / format / "visiond.json").unlink()
     tasks = json.loads((labels.folder / "label-studio" / "tasks.json").read_text())
     corrected = [{**task, "annotations": task["predictions"], "predictions": []} for task in tasks]
     assert say(labels, corrected).returncode == 0
-    ended = labels.command("labels", "import", labels.folder / "coco", "--json")
+    ended = labels.command("labels", "import", "--corrected", labels.folder / "coco", "--json")
     distinct = IMAGES + 1  # equal files have one label
     assert ended.returncode == 0, ended.stderr
     said = json.loads(ended.stdout)
@@ -165,10 +164,23 @@ def test_of_an_export_with_labels_corrections_of_labels_are_taken_and_of_answers
     document["categories"] = [each | {"name": "corrected"} for each in document["categories"]]
     file.write_text(json.dumps(document))
     ended = other.command("labels", "import", file)
-    assert "Left out: answers of models; if people have corrected them, delete visiond.json" in ended.stderr
+    assert "Left out: answers of models; if people have corrected them, add --corrected" in ended.stderr
     assert labels_in(other) == {(one, Kind.OBJECTS): ([replace(DOG, label="corrected")], "me")}
-    (exported / "visiond.json").unlink()
-    assert labels.command("labels", "import", file).stdout == f"objects of {IMAGES + 1} images\n"
+    assert (
+        labels.command("labels", "import", "--corrected", file).stdout == f"objects of {IMAGES + 1} images\n"
+    )
+
+
+def test_who_imports_images_that_are_for_tests_learns_how_to_leave_them_out_of_a_training(
+    labels: Place,
+) -> None:
+    folder = labels.folder / "split"
+    (folder / "labels" / "test").mkdir(parents=True)
+    (folder / "labels" / "test" / "0.txt").write_text("0 0.5 0.5 0.5 0.5\n")
+    (folder / "data.yaml").write_text("test: images/test\nnames: [cat]\n")
+    ended = labels.command("labels", "import", "--by-file-name", folder)
+    assert f"in {folder}, 1 image only for tests" in ended.stderr
+    assert f"`visiond train detector --labels {folder}" in ended.stderr
 
 
 def test_boxes_of_yolo_without_the_images_are_not_taken_for_those_of_another_image(labels: Place) -> None:
@@ -218,8 +230,7 @@ def test_what_differs_from_labels_is_exported_and_found_first(labels: Place) -> 
 
 def test_a_folder_of_yolo_comes_back_by_the_bytes_of_its_images(labels: Place) -> None:
     labels.command("export", "--format", "yolo", labels.folder / "yolo")
-    (labels.folder / "yolo" / "visiond.json").unlink()
-    shown = labels.command("labels", "import", labels.folder / "yolo")
+    shown = labels.command("labels", "import", "--corrected", labels.folder / "yolo")
     assert (shown.stdout, shown.returncode) == (f"objects of {IMAGES + 1} images\n", 0)
 
 
@@ -266,7 +277,7 @@ def test_a_score_says_when_no_name_of_people_is_one_of_the_model(labels: Place) 
 
     def score_with(prefix: str) -> str:
         named = [{**each, "name": prefix + each["name"].upper()} for each in document["categories"]]
-        assert say(labels, document | {"categories": named}).returncode == 0
+        assert say(labels, document | {"categories": named}, "--corrected").returncode == 0
         return labels.command("score", "--only", "objects").stderr
 
     assert 'used none of the names that people gave ("my ' in score_with("my ")

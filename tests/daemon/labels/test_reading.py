@@ -268,6 +268,65 @@ def test_a_folder_of_yolo_has_boxes_and_outlines_as_shares(tmp_path: Path, names
     assert second == Said("labels/train/images/b", Kind.OBJECTS, [], (1, 1))
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        "test: test/images",
+        "test: ../test/images  # as Roboflow writes it",
+        "path: ../datasets/cats\ntest: [./test/images/]",
+        "path: /home/somebody/cats\ntest: /home/somebody/cats/test/images",
+        "test: lists/test.txt",
+    ],
+)
+def test_images_that_yolo_keeps_for_tests_are_known(tmp_path: Path, part: str) -> None:
+    (tmp_path / "data.yaml").write_text(f"train: train/images\nval:\nnames: [cat]\n{part}\n")
+    for name in ("train", "test"):
+        for folder, file in (("labels", "a.txt"), ("images", "a.jpg")):
+            (tmp_path / name / folder).mkdir(parents=True)
+            (tmp_path / name / folder / file).touch()
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "test.txt").write_text("./test/images/a.jpg\n")
+    assert {said.name: said.is_test for said in read(tmp_path)} == {
+        "train/images/a.jpg": False,
+        "test/images/a.jpg": True,
+    }
+
+
+@pytest.mark.parametrize(("score", "is_refused"), [(0.93, True), (1, False), (None, False), ("high", False)])
+def test_answers_of_another_programs_model_are_no_labels_unless_people_have_corrected_them(
+    tmp_path: Path, score: object, is_refused: bool
+) -> None:
+    box = {"image_id": 1, "category_id": 1, "bbox": [1, 1, 2, 2]} | (
+        {} if score is None else {"score": score}
+    )
+    images = [{"id": 1, "file_name": "a.jpg"}]
+    (tmp_path / "a.json").write_text(
+        json.dumps({"images": images, "annotations": [box], "categories": [{"id": 1, "name": "cat"}]})
+    )
+    if is_refused:
+        with pytest.raises(WrongArgument, match=r"has scores, .* type: visiond labels import --corrected"):
+            read(tmp_path / "a.json")
+    else:
+        assert len(read(tmp_path / "a.json")) == 1
+    assert len([*read_labels(tmp_path / "a.json", print, corrected=True)]) == 1
+
+
+def test_a_folder_of_yolo_with_scores_has_answers_of_a_model(tmp_path: Path) -> None:
+    (tmp_path / "data.yaml").write_text("names: [cat]\n")
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels" / "a.txt").write_text("0 0.5 0.5 1 1 0.93\n")
+    with pytest.raises(WrongArgument, match=r"has scores, .* type: visiond labels import --corrected"):
+        read(tmp_path)
+    assert len([*read_labels(tmp_path, print, corrected=True)]) == 1
+
+
+def test_images_that_yolo_also_learns_from_are_not_for_tests(tmp_path: Path) -> None:
+    (tmp_path / "data.yaml").write_text("train: images\nval: images\ntest: images\nnames: [cat]\n")
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels" / "a.txt").touch()
+    assert [said.is_test for said in read(tmp_path)] == [False]
+
+
 def test_classes_may_lie_among_the_labels_as_labelimg_writes_them(tmp_path: Path) -> None:
     (tmp_path / "labels").mkdir()
     (tmp_path / "labels" / "classes.txt").write_text("\ufeffcat \n")
@@ -339,7 +398,12 @@ def test_what_samples_show_is_read_as_labels_of_every_kind(tmp_path: Path) -> No
         ("a.json", '{"shapes": []}', "neither COCO .* nor an export of Label Studio"),
         ("a.json", '[{"image": "x", "label": []}]', "neither COCO .* missing required field `data`"),
         ("a.jsonl", '{"path": "a.jpg"}\n', "is not the .truth.jsonl of `visiond samples`"),
-        ("a.csv", "path,class\n", "needs a column that names the image .* It has path, class"),
+        (
+            "a.csv",
+            "path,class\n",
+            "needs a column that names the image .* It has path, class.* Write these names",
+        ),
+        ("a.csv", "image,id,label,annotator,annotation_id\n", "Export JSON from Label Studio"),
         ("data.yaml", "train: images\n", "does not say what its classes are"),
         ("data.yaml", "names: [cat]\n", "class 7, and only 1 classes have names"),
         ("a.zip", "PK\3\4", "neither COCO .* It is a zip file: unpack it"),
@@ -350,7 +414,7 @@ def test_what_samples_show_is_read_as_labels_of_every_kind(tmp_path: Path) -> No
         (
             "visiond.json",
             '{"files": ["visiond.json"]}',
-            "has answers of models, .* delete visiond.json there",
+            "has answers of models, .* type: visiond labels import --corrected",
         ),
         ("0-a.txt", "0 0.5 0.5 1 1", "is a part of a data set of YOLO"),
         ("a.csv", "path,tags\na.jpg,car,moon\n", "line 2: it has more cells than the header"),

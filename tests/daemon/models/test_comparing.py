@@ -391,12 +391,13 @@ def test_a_sample_stays_when_images_arrive(place: Place) -> None:
 
 
 def test_people_are_told_what_would_change_and_what_to_type(place: Place) -> None:
-    told = place.command("compare", "--stage", "yolo", "--set", "options.salt=1", "--sample", "15")
+    asked = ("--stage", "yolo", "--set", "options.salt=1", "--sample", "15", "--price-per-kwh", "0.3")
+    told = place.command("compare", *asked)
     assert told.returncode == 0, told.stderr
     assert re.search(
         r"Another answer: [\d.]+% \([\d.]+% to [\d.]+%, 95 of 100 times\) of the images\.", told.stdout
     )
-    assert "energy not known" in told.stdout
+    assert "energy and its price not known" in told.stdout
     assert "write `options.salt = 1` under [stages.yolo] in daemon.toml" in told.stdout
     assert "redo --stale`" in told.stdout
     assert "15 new answers kept" in told.stdout

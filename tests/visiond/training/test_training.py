@@ -348,6 +348,15 @@ run.main()
     assert detects_colors(tmp_path / "work-out", folder)
 
 
+def test_a_training_that_is_resumed_before_its_first_checkpoint_says_that_it_begins(
+    data: Data, tmp_path: Path
+) -> None:
+    job, said = make_job(tmp_path, tmp_path / "work"), list[str]()
+    for resume in (False, True):
+        train(msgspec.structs.replace(job, resume=resume), data, ONE, said.append, python("-c", ""))
+    assert said == ["There is no checkpoint yet, so the training begins with its first step."]
+
+
 def test_a_gpu_that_is_too_small_is_left_out_by_its_name(data: Data, tmp_path: Path) -> None:
     job, said = make_job(tmp_path, tmp_path / "work"), list[str]()
     program = """
