@@ -7,13 +7,14 @@ from collections.abc import Collection, Iterator
 from daemon.config.loading import Config
 from daemon.config.state import LEDGER
 from daemon.core.errors import NothingFound, VisiondError
-from daemon.core.hints import command, quantity
+from daemon.core.hints import quantity
 from daemon.core.jobs import JobStatus
 from daemon.core.stores import find_trouble
 from daemon.inbox.names import find_left_out, find_renamed
 from daemon.ledger.identity import describe_lost_ledger
 from daemon.ledger.records import open_reader
 from daemon.ledger.schema import DURATION, WITH_ORDER, check_room, newest, read_version
+from daemon.monitoring.snapshot import describe_earlier
 from daemon.results.sinks import open_sinks
 from daemon.results.uploads import StoreSink
 from daemon.terminal.display import Finding, graded
@@ -30,10 +31,7 @@ def examine_sinks(config: Config) -> Iterator[Finding]:
     if not (sinks := open_sinks(config)):
         return
     done, known = _read_progress(config)
-    lack = (
-        f" from now on. For {quantity(done, 'image')} that {'is' if done == 1 else 'are'} DONE already, type "
-    )
-    lack += f"`{command('redo', '--all')}`: no model that has not changed runs again"
+    lack = f" from now on. {describe_earlier(done)}"
     for name, sink in sinks.items():
         problem = sink.ask_store() if isinstance(sink, StoreSink) else sink.problem()
         said = problem or f"can take records{lack if done and name not in known else ''}"

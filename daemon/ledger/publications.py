@@ -36,11 +36,12 @@ class SinkPlace(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """The publications at the start of a daemon. dropped: the sinks that are no longer configured,
-    with how many records each never got."""
+    """The publications at the start of a daemon. added: the sinks that are new. dropped: those that are no longer
+    configured, with how many records each never got."""
 
     last: int  # the highest number so far
     places: dict[str, SinkPlace]
+    added: list[str]
     dropped: dict[str, int]
 
 
@@ -76,9 +77,8 @@ def open_sinks(connection: sqlite3.Connection, names: Collection[str]) -> Opened
     new one gets the records that are published from now on."""
     last = read_last(connection)
     gone = connection.execute(SQL["drop_sinks"], (_json(names),)).fetchall()
-    for name in names:
-        connection.execute(SQL["add_sink"], (name, last))
-    return Opened(last, read_places(connection), {name: last - place for name, place in gone})
+    added = [name for name in names if connection.execute(SQL["add_sink"], (name, last)).rowcount]
+    return Opened(last, read_places(connection), added, {name: last - place for name, place in gone})
 
 
 def _json(names: Collection[str] | Collection[int]) -> str:

@@ -9,7 +9,7 @@ from datetime import timedelta
 import msgspec
 
 from daemon.config.values import members_of
-from daemon.core.hints import command
+from daemon.core.hints import command, quantity
 from daemon.core.jobs import Outdated
 from daemon.monitoring.limits import Limit, Moment
 from daemon.system.log import LogLine
@@ -140,6 +140,7 @@ class SinkState(msgspec.Struct, frozen=True, kw_only=True):
     succeeded_at: float | None = None  # Unix seconds: when it last took records; None: never
     problem: str = ""  # why it does not take records now, in a sentence
     configured: bool = True  # if not, the next start of the daemon forgets it
+    earlier: int = 0  # images that were DONE before it was turned on, until it takes its first record
 
 
 class LookState(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +159,13 @@ class LookState(msgspec.Struct, frozen=True, kw_only=True):
 def describe_behind(sink: str, behind: int, why: str) -> str:
     """The problem of a sink; empty if there is none."""
     return f"sink {sink}: {behind:,} record{'s' * (behind != 1)} behind: {why}" if why else ""
+
+
+def describe_earlier(images: int) -> str:
+    """How sinks that are new get the images that are DONE already."""
+    are = "is" if images == 1 else "are"
+    redo = f"type `{command('redo', '--all')}`: no model that has not changed runs again"
+    return f"For {quantity(images, 'image')} that {are} DONE already, {redo}"
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,6 +257,15 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         have = f"{count} {'has' if files == 1 else 'have'}" if files else "some files may have"
         redo = f"To process those whose files still exist again: `{command('redo', '--stale')}`"
         return f"{have} results of earlier models or options. {redo}"
+
+    def new_sinks_sentence(self) -> str:
+        """Which sinks are new and lack what is DONE already, and what to type; empty if none do."""
+        new = [sink for sink in self.sinks if sink.earlier]
+        if not new:
+            return ""
+        names = ", ".join(sink.name for sink in new)
+        gets = f"The new sink {names} gets" if len(new) == 1 else f"The new sinks {names} get"
+        return f"{gets} images that finish from now on. {describe_earlier(new[0].earlier)}."
 
     def refusal_sentence(self) -> str:
         """Why the daemon works with another configuration than the last reload asked for; empty if it does not."""

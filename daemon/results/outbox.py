@@ -16,7 +16,8 @@ import structlog
 from anyio import to_thread
 
 from daemon.core.errors import VisiondError
-from daemon.core.jobs import Change
+from daemon.core.hints import command
+from daemon.core.jobs import Change, JobStatus
 from daemon.ledger import publications
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.publications import SinkPlace
@@ -91,6 +92,7 @@ class Delivery:
         self.last = place.number  # the highest number of a publication
         self._started_at = place.number
         self._earlier = 0  # the last number of earlier runs, until the sink has it
+        self.done_before = 0  # images, if the sink is new
         self._sink = sink
         self._recent = recent
         self._ledger = ledger
@@ -119,7 +121,11 @@ class Delivery:
 
     def state(self) -> SinkState:
         return SinkState(
-            name=self.name, behind=self.behind, succeeded_at=self.place.succeeded_at, problem=self.problem()
+            name=self.name,
+            behind=self.behind,
+            succeeded_at=self.place.succeeded_at,
+            problem=self.problem(),
+            earlier=0 if self.place.succeeded_at else self.done_before,
         )
 
     def note_earlier(self, last: int) -> None:
@@ -257,8 +263,13 @@ class Outbox:
             Delivery(name, sink, places[name], recent, ledger, reader, note_changes)
             for name, sink in sinks.items()
         ]
+        done = reader.counts()[JobStatus.DONE] if opened.added else 0
         for delivery in deliveries:
             delivery.note_earlier(opened.last)
+            delivery.done_before = done if delivery.name in opened.added else 0
+        if done:
+            event = "new sinks get images that finish from now on, and not what is DONE already"
+            log.warning(event, sinks=opened.added, done=done, fix=command("redo", "--all"))
         return cls(deliveries, recent)
 
     def add(self, records: Mapping[int, Record]) -> None:

@@ -91,17 +91,7 @@ def read_status(config: Config) -> Snapshot:
     with open_reader(config) as reader:
         counts = reader.counts()
         newest = next(iter(reader.newest(JobStatus.DONE, 1)), None)
-        sinks = [
-            SinkState(
-                name=name,
-                behind=behind,
-                succeeded_at=at,
-                problem=describe_behind(name, behind, find_cause(config, name)) if behind else "",
-                configured=name in config.output.sinks,
-            )
-            for name, (behind, at) in reader.sinks().items()
-            if behind or name in config.output.sinks
-        ]
+        sinks = describe_sinks(config, reader, counts[JobStatus.DONE])
         looks = describe_looks(config, reader)
         outdated = reader.count_outdated(config.kept_inboxes, every_stage=config.pipeline.mode == "full")
     return Snapshot(
@@ -119,6 +109,23 @@ def read_status(config: Config) -> Snapshot:
         notices={model.stage: model.notice for model in newest.models if model.notice} if newest else {},
         held_by=find_holder(config.state.path),
     )
+
+
+def describe_sinks(config: Config, reader: Reader, done: int) -> list[SinkState]:
+    """The sinks of the configuration, and those of the ledger that lack records. done: images that a new one lacks."""
+    known, configured = reader.sinks(), config.output.sinks
+    sinks = [
+        SinkState(
+            name=name,
+            behind=behind,
+            succeeded_at=at,
+            problem=describe_behind(name, behind, find_cause(config, name)) if behind else "",
+            configured=name in configured,
+        )
+        for name, (behind, at) in known.items()
+        if behind or name in configured
+    ]
+    return sinks + [SinkState(name=name, behind=0, earlier=done) for name in configured if name not in known]
 
 
 def describe_looks(config: Config, reader: Reader) -> list[LookState]:

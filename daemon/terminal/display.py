@@ -224,6 +224,7 @@ def print_sinks(snapshot: Snapshot) -> None:
         for sink in snapshot.sinks
     )
     print_found(("sink", "records behind", "last success"), rows)
+    print_sentences(snapshot.new_sinks_sentence())
     if not snapshot.running and any(sink.behind for sink in snapshot.sinks if sink.configured):
         print_sentences(f"The next `{command('run')}` delivers the missing records, or logs why it cannot.")
 

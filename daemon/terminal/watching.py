@@ -227,7 +227,7 @@ def _problems(now: Snapshot) -> list[str]:
         *failures,
         *filter(None, [now.refusal_sentence()]),
         *looks,
-        *filter(None, [now.outdated_sentence()]),
+        *filter(None, [now.outdated_sentence(), now.new_sinks_sentence()]),
         *list_notices(now.notices.items()),
     ]
 

@@ -925,7 +925,7 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         return run_forked(split.stdout.split("\0")[:-1], folder, os.environ, Path(output, "told"), PATIENCE)
 
 
-def test_check_says_how_a_new_sink_gets_what_is_done_already(tmp_path: Path) -> None:
+def test_check_and_status_say_how_a_new_sink_gets_what_is_done_already(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.drop_many(range(1))
     assert place.command("run", "--once").returncode == 0
@@ -934,11 +934,13 @@ def test_check_says_how_a_new_sink_gets_what_is_done_already(tmp_path: Path) -> 
     def checked() -> str:
         return " ".join(place.command("check", "--quick").stdout.split())
 
-    assert "For 1 image that is DONE already, type `visiond redo --all`" in checked()
+    lack = "For 1 image that is DONE already, type `visiond redo --all`"
+    assert lack in checked()
+    assert f"new sink jsonl gets images that finish from now on. {lack}" in place.command("status").stdout
     assert place.command("redo", "--all").returncode == 0
     assert place.command("run", "--once").returncode == 0
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 1
-    assert "redo" not in checked()
+    assert "redo" not in checked() + place.command("status").stdout
 
 
 def test_check_names_a_sink_that_cannot_take_records(tmp_path: Path) -> None:

@@ -221,6 +221,28 @@ async def test_a_sink_that_is_new_gets_records_from_now_on(ledger: Ledger, reade
     assert (old.ids, new.ids) == ([1, 2], [2])
 
 
+async def test_a_sink_that_is_new_says_what_it_lacks_until_it_has_a_record(
+    ledger: Ledger, reader: Reader
+) -> None:
+    def told(by: Outbox) -> list[tuple[str, int]]:
+        return [(state.name, state.earlier) for state in (each.state() for each in by.deliveries)]
+
+    with capture_logs() as logs:
+        opened = await open_outbox(ledger, reader, old=Collecting())
+    assert not logs  # nothing is DONE
+    await publish(ledger, b"a.jpg", into=opened)
+    with capture_logs() as logs:
+        opened = await open_outbox(ledger, reader, old=Collecting(), new=Collecting())
+    assert [(log["sinks"], log["done"], log["fix"]) for log in logs] == [(["new"], 1, "visiond redo --all")]
+    assert told(opened) == [("old", 0), ("new", 1)]
+    await publish(ledger, b"b.jpg", into=opened)
+    await deliver(opened)
+    assert told(opened) == [("old", 0), ("new", 0)]
+    with capture_logs() as logs:
+        await open_outbox(ledger, reader, old=Collecting(), new=Collecting())
+    assert not logs
+
+
 async def test_a_sink_that_is_no_longer_configured_holds_no_records_back(
     ledger: Ledger, reader: Reader
 ) -> None:
@@ -465,6 +487,7 @@ def test_a_daemon_publishes_everything_while_a_sink_is_broken_and_delivers_the_r
             "succeeded_at": None,
             "problem": "",
             "configured": True,
+            "earlier": 0,
         }
         ready, answer = daemon.get("/readyz")
         assert (ready, answer["warnings"]) == (200, status["obstacles"])
