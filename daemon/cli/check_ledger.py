@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Set
 
 from daemon.config.loading import Config
 from daemon.config.state import LEDGER
@@ -15,7 +15,7 @@ from daemon.ledger.identity import describe_lost_ledger
 from daemon.ledger.records import open_reader
 from daemon.ledger.schema import DURATION, WITH_ORDER, check_room, newest, read_version
 from daemon.monitoring.snapshot import describe_earlier
-from daemon.results.sinks import open_sinks
+from daemon.results.sinks import describe_found, open_sinks
 from daemon.results.uploads import StoreSink
 from daemon.terminal.display import Finding, graded
 
@@ -36,16 +36,17 @@ def examine_sinks(config: Config) -> Iterator[Finding]:
         problem = sink.ask_store() if isinstance(sink, StoreSink) else sink.problem()
         said = problem or f"can take records{lack if done and name not in known else ''}"
         yield Finding("error" if problem else "ok", f"sink {name}: {said}.")
+    yield from graded("warning", describe_found(sinks, sinks.keys() - known))
 
 
-def _read_progress(config: Config) -> tuple[int, Collection[str]]:
+def _read_progress(config: Config) -> tuple[int, Set[str]]:
     """The number of images that are DONE, and the sinks that the ledger knows; none if it cannot be read, which is said
     elsewhere."""
     try:
         with open_reader(config) as reader:
-            return reader.counts()[JobStatus.DONE], reader.sinks()
+            return reader.counts()[JobStatus.DONE], reader.sinks().keys()
     except VisiondError:
-        return 0, ()
+        return 0, frozenset()
 
 
 def examine_ledger(config: Config) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from stages.contract.folders import sync
 STDOUT = Path("-")
 DATABASE = ("-wal", "-shm", "")  # suffixes of SQLite's files
 PARQUET = b"PAR1"  # how a Parquet file begins
+SIDECAR = b'{"schema":"visiond/'  # how a sidecar begins
 VERSION = b"visiond.version"  # in the metadata of a Parquet file that visiond wrote
 _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _libc = ctypes.CDLL(None, use_errno=True)

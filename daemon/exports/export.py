@@ -17,7 +17,7 @@ from daemon import __version__
 from daemon.config.state import closed_to_others
 from daemon.core.cells import write_rows
 from daemon.core.errors import WrongArgument
-from daemon.core.files import PARQUET, STDOUT, VERSION, written_whole
+from daemon.core.files import PARQUET, SIDECAR, STDOUT, VERSION, written_whole
 from daemon.core.hints import command, quantity
 from daemon.core.labels import Kind, LookUp, no_labels
 from daemon.core.notices import list_notices
@@ -38,7 +38,7 @@ BEGINS = (
     b"id,inbox,path,",
     b"\xef\xbb\xbfid,inbox,path,",
     b"fingerprint,stage,",
-    b'{"schema":"visiond/',
+    SIDECAR,
     PARQUET,
 )
 

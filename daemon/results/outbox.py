@@ -25,7 +25,7 @@ from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
 from daemon.monitoring.snapshot import SinkState, describe_behind
 from daemon.results.damage import leave_out_damaged
-from daemon.results.sinks import Sink, check_settings
+from daemon.results.sinks import Sink, check_settings, describe_found
 
 log = structlog.get_logger()
 
@@ -230,6 +230,15 @@ class Delivery:
         self._failure = why
 
 
+def _warn_of_new(sinks: Mapping[str, Sink], new: Sequence[str], done: int) -> None:
+    """done: images that those that are new lack."""
+    if done:
+        event = "new sinks get images that finish from now on, and not what is DONE already"
+        log.warning(event, sinks=new, done=done, fix=command("redo", "--all"))
+    for sentence in describe_found(sinks, new):
+        log.warning(sentence)
+
+
 class Outbox:
     """All sinks that are configured, each with its delivery."""
 
@@ -267,9 +276,7 @@ class Outbox:
         for delivery in deliveries:
             delivery.note_earlier(opened.last)
             delivery.done_before = done if delivery.name in opened.added else 0
-        if done:
-            event = "new sinks get images that finish from now on, and not what is DONE already"
-            log.warning(event, sinks=opened.added, done=done, fix=command("redo", "--all"))
+        _warn_of_new(sinks, opened.added, done)
         return cls(deliveries, recent)
 
     def add(self, records: Mapping[int, Record]) -> None:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +16,8 @@ from anyio import to_thread
 
 from daemon.config.loading import Config
 from daemon.config.output import FILE_SINKS
+from daemon.core.errors import NotWritable
+from daemon.core.files import SIDECAR
 from daemon.core.jobs import JobStatus
 from daemon.exports.lance import LanceSink
 from daemon.ledger.record import Record
@@ -51,12 +53,26 @@ class JsonlSink:
         self._folder = KnownFolder(os.fsencode(path.parent))
 
     def problem(self) -> str:
-        if self.path.exists() and not (self.path.is_file() and os.access(self.path, os.R_OK | os.W_OK)):
+        if not self.path.exists():
+            return ""
+        if not (self.path.is_file() and os.access(self.path, os.R_OK | os.W_OK)):
             return f"{self.path} is not a file that can be read and written"
-        return ""
+        with self.path.open("rb") as file:
+            return self._describe_foreign(file.read(len(SIDECAR)))
+
+    @property
+    def found(self) -> bool:
+        """Whether there are lines already, as a former run or an export leaves them."""
+        return self.path.is_file() and self.path.stat().st_size > 0
+
+    def _describe_foreign(self, start: bytes) -> str:
+        """What to do with a file that begins like this; empty if it may have lines of this sink, or a torn one."""
+        if SIDECAR.startswith(start.split(b"\n")[0]):
+            return ""
+        return f"{self.path} has something else than results of visiond, so nothing is written to it: move it away"
 
     async def append(self, records: Sequence[Record]) -> None:
-        """A line that a crash has torn is ended first. Raises OSError;
+        """A line that a crash has torn is ended first. Raises OSError, NotWritable;
         then nothing of the records is in the file."""
         if lines := b"".join(record.sidecar for record in records if record.status is JobStatus.DONE):
             await to_thread.run_sync(self._append, lines, abandon_on_cancel=True)
@@ -65,6 +81,8 @@ class JsonlSink:
         self._folder.check()
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
+            if why := self._describe_foreign(os.pread(fd, len(SIDECAR), 0)):
+                raise NotWritable(why)
             end = os.lseek(fd, 0, os.SEEK_END)
             lines = lines if not end or os.pread(fd, 1, end - 1) == b"\n" else b"\n" + lines
             try:
@@ -93,6 +111,14 @@ SINKS: Mapping[str, Callable[[Config], Sink]] = {  # by their names in output.si
     "yolo": YoloSink,
     **{name: partial(FileSink, name) for name in FILE_SINKS},
 }
+
+
+def describe_found(sinks: Mapping[str, Sink], new: Collection[str]) -> Iterator[str]:
+    """What those that are new go on with, and how to prevent that."""
+    for name in new:
+        sink = sinks[name]
+        if isinstance(sink, JsonlSink) and sink.found and not sink.problem():
+            yield f"sink {name} appends to {sink.path}, which has lines already; to keep an export as it is, move it away."
 
 
 def check_settings(sinks: Iterable[Sink]) -> None:

@@ -954,6 +954,35 @@ def test_check_names_a_sink_that_cannot_take_records(tmp_path: Path) -> None:
     assert checked.returncode == os.EX_CONFIG
 
 
+def test_the_sink_jsonl_writes_nothing_to_a_file_of_somebody_else(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"output": {"sinks": ["jsonl"]}})
+    file = tmp_path / "results.jsonl"
+    file.write_text('{"mine": 1}\n')
+    assert "nothing is written to it: move it away" in " ".join(
+        place.command("check", "--quick").stdout.split()
+    )
+    place.drop_many(range(1))
+    assert place.command("run", "--once").returncode == os.EX_IOERR
+    assert file.read_text() == '{"mine": 1}\n'
+    assert "nothing is written to it: move it away" in place.command("status").stdout
+
+    file.rename(tmp_path / "mine")
+    assert place.command("run", "--once").returncode == 0
+    assert len(file.read_text().splitlines()) == 1
+
+
+def test_a_sink_jsonl_that_is_new_warns_of_an_export_that_it_would_append_to(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(1))
+    assert place.command("run", "--once").returncode == 0
+    assert place.command("export", "results.jsonl").returncode == 0
+    place.configure({"output": {"sinks": ["jsonl"]}})
+    warning = f"sink jsonl appends to {tmp_path}/results.jsonl, which has lines already"
+    assert warning in " ".join(place.command("check", "--quick").stdout.split())
+    assert warning in place.command("run", "--once").stderr
+    assert warning not in place.command("run", "--once").stderr  # it has begun
+
+
 def test_status_shows_without_a_daemon_why_a_sink_is_behind(tmp_path: Path) -> None:
     place = Place(tmp_path, {"output": {"sinks": ["jsonl"]}})
     file = tmp_path / "results.jsonl"
