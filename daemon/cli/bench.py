@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.core.files import written_into
-from daemon.terminal.display import errors
+from daemon.system.signals import INTERRUPTED
+from daemon.terminal.display import errors, printable
 from daemon.terminal.options import option
 
 if TYPE_CHECKING:
@@ -117,7 +118,15 @@ def bench(
         folder.mkdir(parents=True, exist_ok=True)
     place = Place(folder, pack, pipeline or (), look)
     runs = {"cold": cold, "warm": warm, "sample": sample}
-    show(measure(place, count, repeat, models, kinds, numbers, runs, single, memory), folder, json, plot)
+    try:
+        report = measure(place, count, repeat, models, kinds, numbers, runs, single, memory)
+    except KeyboardInterrupt:
+        errors.show_cursor()  # the daemon's progress has hidden it
+        errors.print(
+            f"\nStopped: nothing was reported. The next run uses what was made in {printable(folder)}."
+        )
+        raise typer.Exit(INTERRUPTED) from None
+    show(report, folder, json, plot)
 
 
 def measure(

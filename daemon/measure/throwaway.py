@@ -60,8 +60,10 @@ class Throwaway:
             out.close()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.process.send_signal(signal.SIGTERM)
+    def __exit__(self, kind: object, *_: object) -> None:
+        # Otherwise one that is interrupted would say on our stderr how to process the rest, which nobody wants.
+        stop = signal.SIGKILL if kind is KeyboardInterrupt and not self._log else signal.SIGTERM
+        self.process.send_signal(stop)
         try:
             self.process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:

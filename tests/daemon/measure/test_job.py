@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
-from daemon.cli.bench import read_table
-from daemon.config.loading import parse
+from daemon.cli.bench import bench, read_table
+from daemon.config.loading import load, parse
 from daemon.core.errors import VisiondError
 from daemon.measure.ceiling import measure_ceiling
 from daemon.measure.job import Percentiles, Run, run_job
 from daemon.measure.meter import LoadSample
-from daemon.measure.place import Place, make_once
+from daemon.measure.place import Place, Report, make_once
 from daemon.measure.report import print_quarters
 from daemon.measure.steady import Steady
+from daemon.measure.throwaway import Throwaway
+from daemon.server.control import find_snapshot
 from tests.daemon_process import Place as FakePlace
-from tests.daemon_process import picture
+from tests.daemon_process import picture, wait_for
 from tests.makers import tree
 
 
@@ -121,6 +124,32 @@ def test_second_looks_are_measured_apart_from_first_ones(tmp_path: Path) -> None
     )
     assert look.images_per_second > 0 < run.images_per_second
     assert run.stage_seconds.keys() == {"ocr"}
+
+
+def test_a_daemon_whose_measurement_is_interrupted_does_not_say_how_to_go_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hang = {"ocr": {"options": {"fail": {"HANG": "hang"}}}}
+    place = FakePlace(tmp_path, {"stages": hang, "pipeline": {"drain_seconds": 0.1}})
+    place.drop("a.ppm", picture(1, b"HANG"))
+    config = load(place.config)
+    with contextlib.suppress(KeyboardInterrupt), Throwaway(config, place.config, "--once"):
+        wait_for(lambda: (state := find_snapshot(config)) and state.in_flight, "the image in a worker")
+        raise KeyboardInterrupt
+    assert "Stopped" not in capfd.readouterr().err
+
+
+def test_an_interrupted_benchmark_says_that_it_reports_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> Report:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("daemon.cli.bench.measure", interrupted)
+    with pytest.raises(typer.Exit) as ended:
+        bench(tmp_path / "bench")
+    assert ended.value.exit_code == 130
+    assert "Stopped: nothing was reported" in capsys.readouterr().err
 
 
 def test_only_one_table_of_a_second_look_is_taken_from_its_file(tmp_path: Path) -> None:
