@@ -6,7 +6,8 @@ pydantic finds the problem, but its own messages have neither the key's limits n
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -33,6 +34,8 @@ NO_NUMBER = {  # or not within the key's limits
     "greater_than", "greater_than_equal", "less_than", "less_than_equal", OUT_OF_RANGE,
 }  # fmt: skip
 PARSERS = "function-before[_parse_bytes(), int]"  # added by pydantic to the location of a key with a parser
+ALIKE = 0.8  # names, by difflib
+MOST_TABLES = 3  # that a sentence names
 TABLES = ("inbox", "segment")  # lists of tables
 
 
@@ -125,15 +128,59 @@ def explain_missing_stage(name: str) -> str:
 
 
 def _explain_unknown(root: type[Section], location: Sequence[Any], where: str) -> str:
-    """With the most similar known key, or all of them."""
+    """With the most similar known key, the table that it belongs to, or all known keys."""
     if len(location) == 2 and location[0] == "stages":
         return explain_missing_stage(location[1])
     if where in GONE:
         return f"this key is gone: {GONE[where]}. Remove it."
-    known = list(_section_at(root, location[:-1]).model_fields)
-    near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+    name, known = str(location[-1]), list(_section_at(root, location[:-1]).model_fields)
+    cutoff = 1.0 if difflib.get_close_matches(name, known, cutoff=ALIKE) else ALIKE
+    if elsewhere := _say_where(root, name, cutoff):
+        return f"unknown key here; {elsewhere}"
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f'did you mean "{near[0]}"?' if near else f"known keys are {', '.join(known)}."
     return f"unknown key; {hint}"
+
+
+def _say_where(root: type[Section], name: str, cutoff: float) -> str:
+    """In which tables there is a key of this name, or of the one that is most like it; empty if in none."""
+    places = list(_walk(root))
+    near = difflib.get_close_matches(name, [key for key, _, _ in places], n=1, cutoff=cutoff)
+    found = {header: field for key, header, field in places if key in near}
+    if not found:
+        return ""
+    headers, [field, *_] = [*found][:MOST_TABLES], found.values()
+    if not field:
+        return f"write {headers[0]}."
+    example = _make_example(field)
+    return f"write it under {' or '.join(headers)}{f', for example {near[0]} = {example}' * bool(example)}."
+
+
+def _walk(section: type[Section], path: str = "") -> Iterator[tuple[str, str, FieldInfo | None]]:
+    """Each key of these tables, with the header of its table; of a table, its own header, and no field."""
+    for key, field in section.model_fields.items():
+        inner = next(iter(getattr(field.annotation, "__args__", ())), field.annotation)
+        place = f"{path}{key}"
+        if isinstance(inner, type) and issubclass(inner, Section):
+            header = f"[{place}]" if inner is field.annotation else f"[[{place}]]"
+            yield key, header, None
+            ours = f"{place}."
+            yield from (
+                (name, within if within else header, each) for name, within, each in _walk(inner, ours)
+            )
+        else:
+            yield key, "", field
+
+
+def _make_example(field: FieldInfo) -> str:
+    """A value as TOML: the default, or a list of the first choice; empty if neither says anything."""
+    if field.is_required():
+        return ""
+    value = field.get_default()
+    if value == []:
+        [kind, *_] = getattr(field.annotation, "__args__", [None])
+        value = [*getattr(kind, "__args__", ())][:1]
+    return json.dumps(value, default=str) if value else ""
 
 
 def _section_at(root: type[Section], location: Sequence[Any]) -> type[Section]:

@@ -308,6 +308,9 @@ def test_every_problem_is_reported_with_its_file(tmp_path: Path) -> None:
     assert unknown == f'{file}: log.levle: unknown key; did you mean "level"?'
 
 
+SINKS = 'sinks: unknown key here; write it under [output], for example sinks = ["jsonl"].'
+
+
 @pytest.mark.parametrize(
     ("document", "problem"),
     [
@@ -324,6 +327,20 @@ def test_every_problem_is_reported_with_its_file(tmp_path: Path) -> None:
             "http.zzz: unknown key; known keys are listen, token_file, tls_certificate, tls_key, names, "
             "proxies.",
         ),
+        ({"sinks": ["jsonl"]}, SINKS),
+        ({"sink": {"jsonl": True}}, SINKS.replace("sinks", "sink", 1)),
+        ({"inbox": [{"sinks": ["jsonl"]}]}, f"inbox[0].{SINKS}"),
+        ({"webhook": {"url": "https://a/b"}}, "webhook: unknown key here; write [output.webhook]."),
+        ({"segment": []}, "segment: unknown key here; write [[pipeline.segment]]."),
+        (
+            {"listen": ":80"},
+            'listen: unknown key here; write it under [http] or [page], for example listen = "127.0.0.1:9464".',
+        ),
+        (
+            {"unpack": ["pdf"]},
+            'unpack: unknown key here; write it under [[inbox]], for example unpack = ["zip"].',
+        ),
+        ({"rules": "a:b"}, "rules: unknown key here; write it under [binning]."),
         (
             {"pipeline": {"queue_images": 64}},
             "pipeline.queue_images: this key is gone: slab_bytes says how many images are in flight. Remove it.",
