@@ -145,7 +145,7 @@ def compare(
         pages.check_page(page, settings, force=force)
     with open_reader(settings) as reader, Progress("images", after=LATE_SECONDS) as progress:
         keep = partial(keep_answers, settings)
-        found = compare_answers(settings, stage, reader, sample, seed, progress.begin, progress.step, keep)
+        found = compare_answers(settings, stage, reader, sample, seed, progress, keep)
     trouble = found.run.trouble  # raised after what was found is printed
     prices = Prices(price_per_kwh, price_per_hour)
     lines = [*describe(found, prices, seed), *say_what_next(found, named)]

@@ -28,6 +28,7 @@ from daemon.maintenance.redo import attempt_of
 from daemon.models.changes import LARGE, AnswerChange, estimate_share, measure_change, measure_error
 from daemon.models.sampling import SampleRun, run_stage
 from daemon.results.judge import Judge
+from daemon.terminal.progress import Progress
 
 JOULES = 3.6e6  # of a kWh
 CHUNK = 256  # images that are looked up at once
@@ -117,13 +118,11 @@ def compare(
     reader: Reader,
     sample: int,
     seed: int,
-    begin: Callable[[str, int], None],
-    step: Callable[[int], None],
+    progress: Progress,
     keep: Keep,
 ) -> ModelComparison:
-    """config: with the new settings of the stage, which is one of its stages. begin: called with what is counted from now on
-    and how many there are; step: with how many are done; keep: as of `run_stage`. Raises NothingFound, WrongArgument,
-    MissingLibrary, KeyboardInterrupt, and what loading models raises."""
+    """config: with the new settings of the stage, which is one of its stages. keep: as of `run_stage`. Raises
+    NothingFound, WrongArgument, MissingLibrary, KeyboardInterrupt, and what loading models raises."""
     records, population = _draw(reader, stage, sample, seed)
     if not records:
         raise NothingFound(
@@ -131,8 +130,8 @@ def compare(
         )
     first = records[0].outputs[stage].payload
     measure_change(stage, (1, 1), first, first)  # raises before all that computing if a library is missing
-    begin("images", len(records))
-    run = run_stage(config, stage, records, reader, step, keep)
+    progress.load(len(records), f"loading the model of {stage}")
+    run = run_stage(config, stage, records, reader, progress.begin, progress.step, keep)
     stored = Counter(model for record in records for model in record.models if model.stage == stage)
     if {model.fingerprint for model in stored} == {run.models[stage].fingerprint}:
         raise WrongArgument(

@@ -55,10 +55,12 @@ def run_stage(
     stage: str,
     records: Sequence[Record],
     reader: Reader,
+    begin: Callable[[str, int], None],
     step: Callable[[int], None],
     keep: Keep,
 ) -> SampleRun:
-    """step: called with the number of images that were read. keep: called every few seconds with what a redo would compute
+    """begin: called once the model is loaded, with what is counted from now on and how many there are; step: with how many
+    are done; keep: called every few seconds with what a redo would compute
     again otherwise, also after a signal to stop, and before an error is raised. Raises what `Annotator.load` and
     `Annotator.collect` do."""
     with Annotator(_without_bins(config), only=stage) as annotator, noting_stop() as stops:
@@ -74,8 +76,11 @@ def run_stage(
         before, started = count_joules(devices), time.monotonic()
         reuse, computed = config.pipeline.reuse_results, 0
         failures: Counter[str] = Counter()
+        begin("images", len(left))
         with AnswerKeeper(models[stage], keep) as keeper:
-            for place, answer in annotator.collect(_read(left, step, stops), known, lambda: stops):
+            found = annotator.collect(_read(left, stops), known, lambda: stops)
+            for done, (place, answer) in enumerate(found, 1):
+                step(done)
                 record = left[place]
                 if why := _explain(record, stage, answer):
                     failures[why] += 1
@@ -139,14 +144,11 @@ def _number(reader: Reader, models: Sequence[Model]) -> dict[int, str]:
     return {number: each.stage for number, each in known if (each.stage, each.fingerprint) in wanted}
 
 
-def _read(
-    records: Sequence[Record], step: Callable[[int], None], stops: Sequence[object]
-) -> Iterator[tuple[bytes, bytes | OSError]]:
+def _read(records: Sequence[Record], stops: Sequence[object]) -> Iterator[tuple[bytes, bytes | OSError]]:
     """The name and the bytes of each, or why there are none. Ends early after a stop, also if a read hangs."""
     left = iter(records)
     threads = ThreadPoolExecutor(READERS)
     try:
-        done = 0
         while chunk := list(itertools.islice(left, READ)):
             reads = [threads.submit(_read_source, record) for record in chunk]
             for record, read in zip(chunk, reads, strict=True):
@@ -154,7 +156,6 @@ def _read(
                     if stops:
                         return
                 yield record.location, read.result()
-                step(done := done + 1)
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
 

@@ -120,6 +120,7 @@ class Progress:
         """Show what is still to happen before the first thing is done, in the bar, or as a line for each step: loading
         takes seconds to minutes, which do not count for the rate."""
         if self._bar:
+            self._bar_at = 0.0  # there is something to say at once
             self._draw(total=waiting or None, rate=sentence)
         elif sentence != self._loading:
             print_line(sentence)

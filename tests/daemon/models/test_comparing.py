@@ -42,6 +42,7 @@ from daemon.workers import pool
 from tests.daemon_process import PATIENCE, Daemon, Place, picture, wait_for
 from tests.forked import TOKEN, Forked
 from tests.makers import admit, complete, done, make_record
+from visiond.engine import Annotator
 
 IMAGES = 40
 
@@ -361,7 +362,7 @@ def test_what_was_computed_before_the_workers_failed_is_kept(
         return kept[-1]
 
     with open_reader(settings) as reader, pytest.raises(NoWorkersLeft):
-        run_stage(settings, "yolo", [*find_records(reader, range(1, IMAGES + 5))], reader, print, keep)
+        run_stage(settings, "yolo", [*find_records(reader, range(1, IMAGES + 5))], reader, print, print, keep)
     assert 0 < sum(kept) <= IMAGES
 
 
@@ -378,7 +379,7 @@ def test_a_stop_does_not_wait_for_a_mount_that_hangs(place: Place, monkeypatch: 
     settings = load(place.config)
     with open_reader(settings) as reader:
         [record] = find_records(reader, [1])
-        run = run_stage(settings, "yolo", [record], reader, print, lambda group: len(group.answers))
+        run = run_stage(settings, "yolo", [record], reader, print, print, lambda group: len(group.answers))
     answers.set()
     assert (run.stop, run.failures.total()) == (signal.SIGINT, 1)
 
@@ -535,6 +536,28 @@ def test_answers_are_kept_in_requests_that_a_daemon_takes_without_a_pause() -> N
     sizes = [len(msgspec.json.encode([group])) for group in groups]
     assert max(sizes) < 8 << 20 < ANSWERS_BYTES < sum(sizes)
     assert [output for group in groups for _, output in group.answers] == [*outputs.values()]
+
+
+def test_the_rate_of_a_comparison_counts_from_when_the_model_is_loaded(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = list[object]()
+    wait = Annotator.load
+
+    def load_model(annotator: Annotator) -> None:
+        wait(annotator)
+        steps.append("loaded")
+
+    def keep(group: ModelAnswers) -> int:
+        return len(group.answers)
+
+    monkeypatch.setattr(Annotator, "load", load_model)
+    place.configure({"stages": {"yolo": {"options": {"salt": 2}}}})
+    settings = load(place.config)
+    with open_reader(settings) as reader:
+        records = [*find_records(reader, range(1, 3))]
+        run_stage(settings, "yolo", records, reader, lambda *begun: steps.append(begun), steps.append, keep)
+    assert steps == ["loaded", ("images", 2), 1, 2]
 
 
 @pytest.mark.parametrize(("amount", "is_said"), [(0.0, True), (0.4, False)])
