@@ -67,7 +67,7 @@ app = typer.Typer(
 
 
 class WithExample(TyperCommand):
-    """A command that shows its first example if an argument is missing."""
+    """A command that shows its first example if an argument is missing; an export that of its format."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
@@ -75,7 +75,10 @@ class WithExample(TyperCommand):
         except typer.BadParameter as error:
             examples = (self.help or "").partition("Examples:\n")[2].splitlines()
             if not error.message and examples:  # other errors say what is wrong
-                error.message = f"For example: {examples[0].strip()}"
+                example = examples[0].strip()
+                if format := ctx.params.get("format"):
+                    example = f"visiond {ctx.info_name} --format {format} exported"
+                error.message = f"For example: {example}"
             raise
 
 

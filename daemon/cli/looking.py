@@ -213,6 +213,7 @@ def duplicates(
         groups = found.groups()
         with reader.lend() as ledger:
             shown = [list(_describe(found, group, ledger)) for group in groups[:limit]]
+        models = list(reader.models.values())
     if as_json:
         print_json(
             {
@@ -234,6 +235,7 @@ def duplicates(
         ),
     )
     _print_summary(found, stage, len(groups), limit)
+    print_notices((model.stage, model.notice * (model.fingerprint == found.model)) for model in models)
 
 
 def _describe(found: Duplicates, group: Places, ledger: sqlite3.Connection) -> Iterator[dict[str, Any]]:

@@ -264,6 +264,16 @@ def test_a_single_image_is_in_no_group_of_near_duplicates(tmp_path: Path) -> Non
     )
 
 
+def test_duplicates_name_the_notice_of_the_model_that_images_are_compared_by(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(1))
+    assert place.run_once().returncode == 0
+    with contextlib.closing(sqlite3.connect(place.site.ledger)) as ledger, ledger:
+        ledger.execute("UPDATE model SET notice = stage || ' is a toy'")
+    assert "Note: clip: clip is a toy." in place.command("duplicates").stderr
+    assert "yolo" not in place.command("duplicates").stderr
+
+
 def test_duplicates_are_images_with_near_embeddings_and_the_best_of_a_group_comes_first(
     tmp_path: Path,
 ) -> None:
@@ -830,7 +840,8 @@ def test_each_command_explains_itself_with_an_example() -> None:
     [
         (["status", "--jsno"], os.EX_USAGE, "--json"),
         (["export", "--ratio", "A=lots", "no.csv"], os.EX_USAGE, "write it like A=0.4"),
-        (["export"], os.EX_USAGE, "For example: visiond export"),
+        (["export"], os.EX_USAGE, "For example: visiond export results.parquet"),
+        (["export", "-f", "yolo"], os.EX_USAGE, "For example: visiond export --format yolo exported"),
         (["labels", "forget"], os.EX_USAGE, "For example: visiond labels forget"),
         (["export", "--bin", "Z", "no.csv"], os.EX_USAGE, "bins are A, B, C"),
         (["export", "no/such/folder.csv"], os.EX_CANTCREAT, "cannot be written: No such file"),
@@ -851,6 +862,7 @@ def test_each_command_explains_itself_with_an_example() -> None:
             "an option",
             "a mix",
             "no file",
+            "no data set",
             "no place",
             "a bin",
             "a file",
