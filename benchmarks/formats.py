@@ -53,7 +53,7 @@ def judge(format: str, images: list[Answered], reader: Reader, config: Config, f
     if format in FOLDER_SINKS:
         results = config.output.folder_of(format)
         if format == "label-studio":  # the sink writes single tasks only
-            shutil.copy(target / "config.xml", results)
+            shutil.copy(config.output.labeling_file, results / "config.xml")
             (results / "tasks.json").write_text("[]")
         whole = format in ("lance", "yolo", "label-studio")
         say(format, results if whole else results / config.inbox[0].name, images)

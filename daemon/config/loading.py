@@ -360,18 +360,17 @@ def _uploaded_into(config: Config) -> Iterator[str]:
 
 
 def _misplaced_sinks(config: Config) -> Iterator[str]:
-    """The file of the sink jsonl in an inbox without sub-folders, in which the folder of results may be; or something in the
-    folder of another sink."""
+    """The file of a sink in an inbox without sub-folders, in which the folder of results may be; or something in the folder of
+    another sink."""
     taken = [*(inbox.path for inbox in config.folders), *config.own_folders.values()]
     for key, folder in config.output.sink_folders.items():
         if inside := next((path for path in taken if path.is_relative_to(folder)), None):
             yield f"output.results: {inside} is in {folder}, the folder of {key}; choose another place."
-    file = config.output.jsonl_file
-    for inbox in config.folders if "jsonl" in config.output.sinks else ():
-        if not inbox.recursive and file.parent == inbox.path:
-            yield (
-                f"output.results: {file}, the file of the sink jsonl, is inside the inbox {inbox.path}; choose another place."
-            )
+    files = {"jsonl": config.output.jsonl_file, "label-studio": config.output.labeling_file}
+    for sink, inbox in itertools.product(files.keys() & config.output.sinks, config.folders):
+        if not inbox.recursive and files[sink].parent == inbox.path:
+            where = f"is inside the inbox {inbox.path}"
+            yield f"output.results: {files[sink]}, the file of the sink {sink}, {where}; choose another place."
 
 
 def _misused_backends(config: Config) -> Iterator[str]:

@@ -52,8 +52,8 @@ class OutputSection(Section):
     line. webhook: post each record that is DONE or FAILED to [output.webhook] url, up to 128 in a request. store: upload each
     sidecar to [output.store] url. lance: write a row for each image that is DONE to the data set <results>.lance. yolo: add
     each image that is DONE to the data set <results>.yolo, as a link with its labels. captions, hocr, alto, xmp, xmp-adobe:
-    write the file of this export for each image that is DONE to the folder <results>.<sink>; label-studio: a task of each. A
-    sink that fails delays nothing else."""
+    write the file of this export for each image that is DONE to the folder <results>.<sink>; label-studio: a task of each, and
+    <results>.label-studio.xml, the labeling configuration. A sink that fails delays nothing else."""
     webhook: WebhookSection = WebhookSection()
     store: StoreSection = StoreSection()
 
@@ -61,6 +61,11 @@ class OutputSection(Section):
     def jsonl_file(self) -> Path:
         """The file of the sink jsonl."""
         return Path(f"{self.results}.jsonl")
+
+    @property
+    def labeling_file(self) -> Path:
+        """The labeling configuration of the sink label-studio: in its folder Label Studio would take it for a task."""
+        return Path(f"{self.results}.label-studio.xml")
 
     def folder_of(self, sink: str) -> Path:
         """The folder of a sink that has one."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from xml.etree import ElementTree
 from xml.sax.saxutils import quoteattr
 
 import msgspec
@@ -23,6 +24,7 @@ from stages.ocr.descriptor import bounds_of
 # Label Studio serves files below its document root, which must be / for absolute paths.
 LOCAL = "/data/local-files/?d="
 OBJECT = "object"  # a name for the first box
+Names = defaultdict[str, dict[str, None]]  # by control its labels, in the order of their first appearance
 CONFIG = """<View>
   <Image name="image" value="$image"/>
 {objects}{tags}{classes}  <Rectangle name="line" toName="image"/>
@@ -50,22 +52,37 @@ def write_label_studio(
 ) -> None:
     """boxes: let people draw them, even if no image has one yet. explain: says of each image, one after another, what
     disagrees, if that orders them."""
-    # By control its labels, in the order of their first appearance.
-    names = defaultdict[str, dict[str, None]](dict)
+    names = read_config("")
     with (folder / "tasks.json").open("wb") as out:
         out.write(b"[")
         tasks = JsonArray(out)
         for image in images:
             tasks.add(_task(image, explain(image.record.id)))
-            _collect(image, names)
+            collect_labels(image, names)
         out.write(b"]\n")
-    if boxes and not names["objects"]:
-        names["objects"][OBJECT] = None
-    objects = _list(OBJECTS, "Label", names.pop("objects", {}))
-    tags = _list(TAGS, "Choice", names.pop("tags", {}))
-    classes = (_list(CLASSES.format(name=quoteattr(name)), "Choice", names[name]) for name in names)
-    config = CONFIG.format(objects=objects, tags=tags, classes="".join(classes))
-    (folder / "config.xml").write_text(config, encoding="utf-8", newline="\n")
+    (folder / "config.xml").write_text(make_config(names, boxes=boxes), encoding="utf-8", newline="\n")
+
+
+def make_config(names: Names, *, boxes: bool) -> str:
+    """boxes: as of `write_label_studio`."""
+    first = dict.fromkeys([OBJECT] * boxes)
+    objects = _list(OBJECTS, "Label", names.get("objects") or first)
+    tags = _list(TAGS, "Choice", names.get("tags", {}))
+    others = (name for name in names if name not in ("objects", "tags"))
+    classes = (_list(CLASSES.format(name=quoteattr(name)), "Choice", names[name]) for name in others)
+    return CONFIG.format(objects=objects, tags=tags, classes="".join(classes))
+
+
+def read_config(text: str) -> Names:
+    """Of a labeling configuration that `make_config` has made; "": of none. Raises ValueError."""
+    names: Names = defaultdict(dict)
+    try:
+        for control in ElementTree.fromstring(text) if text else ():
+            if len(control):
+                names[control.attrib["name"]] = {each.attrib["value"]: None for each in control}
+    except (ElementTree.ParseError, KeyError) as error:
+        raise ValueError("it is none of these") from error
+    return names
 
 
 def write_task(image: Answered) -> str:
@@ -73,18 +90,22 @@ def write_task(image: Answered) -> str:
     return msgspec.json.encode(_task(image, None)).decode() + "\n"
 
 
-def _collect(image: Answered, names: Mapping[str, dict[str, None]]) -> None:
-    """The labels of each control."""
+def collect_labels(image: Answered, names: Names) -> None:
+    """Add those of an image to each control."""
     for each in (image, _answers(image)):  # those of people, then those of predictions
-        names["objects"].update(dict.fromkeys(label for label, _, _ in each.objects))
-        names["tags"].update(dict.fromkeys(label for label, _ in each.tags))
+        names["objects"].update(_offered(label for label, _, _ in each.objects))
+        names["tags"].update(_offered(label for label, _ in each.tags))
     for stage, _, _ in image.classes:
-        names[stage].update(dict.fromkeys(image.document[stage]["scores"]))
+        names[stage].update(_offered(image.document[stage]["scores"]))
+
+
+def _offered(labels: Iterable[str]) -> dict[str, None]:
+    return dict.fromkeys(label.translate(CONTROLS) for label in labels)
 
 
 def _list(control: str, element: str, labels: Iterable[str]) -> str:
     """A control for these labels; nothing without any, as Label Studio refuses an empty one."""
-    rows = [f"    <{element} value={quoteattr(label.translate(CONTROLS))}/>" for label in labels]
+    rows = [f"    <{element} value={quoteattr(label)}/>" for label in labels]
     return control.format(labels="\n".join(rows)) if rows else ""
 
 

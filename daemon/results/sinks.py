@@ -22,6 +22,7 @@ from daemon.core.jobs import JobStatus
 from daemon.exports.lance import LanceSink
 from daemon.ledger.record import Record
 from daemon.results.files import FileSink
+from daemon.results.labeling import LabelStudioSink
 from daemon.results.uploads import StoreSink
 from daemon.results.webhook import WebhookSink
 from daemon.results.yolo import YoloSink
@@ -110,6 +111,7 @@ SINKS: Mapping[str, Callable[[Config], Sink]] = {  # by their names in output.si
     "lance": LanceSink,
     "yolo": YoloSink,
     **{name: partial(FileSink, name) for name in FILE_SINKS},
+    "label-studio": LabelStudioSink,
 }
 
 

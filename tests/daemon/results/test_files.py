@@ -27,6 +27,7 @@ from daemon.exports.datasets import name_images
 from daemon.exports.pages import PAGES
 from daemon.ledger.record import Record
 from daemon.results.files import FILES, FileSink
+from daemon.results.sinks import SINKS
 from tests.makers import make_outputs, make_record
 
 pytestmark = pytest.mark.anyio
@@ -259,3 +260,28 @@ def test_the_folder_of_such_a_sink_is_no_inbox_through_a_link(tmp_path: Path) ->
 
 def test_every_format_with_a_file_for_each_image_is_a_sink() -> None:
     assert {*PAGES, "label-studio"} == FILE_SINKS == FILES.keys()
+
+
+async def test_the_labeling_configuration_offers_each_label_of_the_tasks(tmp_path: Path) -> None:
+    make_sink(tmp_path, "label-studio")
+    config = parse({"inbox": [{"path": "in"}], "output": {"sinks": ["label-studio"]}}, tmp_path)
+    file = tmp_path / "results.label-studio.xml"
+
+    async def offered(*labels: str) -> list[str | None]:
+        found = [{"label": label, "score": 0.9, "box": [0, 0, 1, 1]} for label in labels]
+        payload = {"detections": found, "count": len(found), "unique": len(found), "dispersion": 0.0}
+        outputs = make_outputs() | {"yolo": Output(json.dumps(payload).encode(), 0.1)}
+        record = make_record(tmp_path / "in", "".join(labels).encode(), outputs=outputs)
+        await SINKS["label-studio"](config).append([record])  # as after another start
+        return [each.get("value") for each in ElementTree.parse(file).iter("Label")]
+
+    assert await offered("a <b>") == ["a <b>"]
+    assert await offered("dog", "cat") == ["a <b>", "dog", "cat"]
+    assert await offered("cat") == ["a <b>", "dog", "cat"]
+    tasks = texts_in(tmp_path / "results.label-studio")
+    assert len(tasks) == 3
+
+    file.write_text("<View><Image/><Style><p/></Style></View>")
+    with pytest.raises(NotWritable, match="move it away"):
+        await offered("bird")
+    assert texts_in(tmp_path / "results.label-studio") == tasks
