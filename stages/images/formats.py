@@ -130,9 +130,10 @@ UNMARKED: tuple[tuple[re.Pattern[bytes], str], ...] = (
     (re.compile(rb"\s*(?:/\*[^*]*\*/\s*)?#define \w+_width \d"), "XBM"),
 )
 GZIP = b"\x1f\x8b"
+UNPACK = '. To unpack {}, set unpack = ["{}"] in its [[inbox]], restart visiond, and then touch the file'
 OTHER_FILES: tuple[tuple[bytes, str], ...] = (
-    (b"%PDF-", "a PDF document"),
-    (b"PK\3\4", "a ZIP archive or an office document"),
+    (b"%PDF-", "a PDF document" + UNPACK.format("a .pdf", "pdf")),
+    (b"PK\3\4", "a ZIP archive or an office document" + UNPACK.format("a .zip", "zip")),
     (GZIP, "a gzip archive"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
     (b"Rar!", "a RAR archive"),
@@ -140,7 +141,7 @@ OTHER_FILES: tuple[tuple[bytes, str], ...] = (
     (b"\x28\xb5\x2f\xfd", "a zstd archive"),
     (b"\x7fELF", "a program"),
     (b"SQLite format 3", "an SQLite database"),
-    (b"\x1a\x45\xdf\xa3", "a Matroska or WebM video"),
+    (b"\x1a\x45\xdf\xa3", "a Matroska or WebM video" + UNPACK.format("a video", "video")),
     (b"RIFF", "a RIFF file (AVI or WAV)"),
     (b"ID3", "an MP3 file"),
     (b"OggS", "an Ogg file"),
@@ -198,7 +199,9 @@ def _identify_container(data: memoryview, head: bytes) -> str | None:
         raise ImageError(
             Reason.FORMAT, "camera raw (CR3) is not supported: save it as JPEG, PNG, WebP or TIFF"
         )
-    raise ImageError(Reason.NOT_AN_IMAGE, "the bytes are a video (MP4 or QuickTime)")
+    raise ImageError(
+        Reason.NOT_AN_IMAGE, "the bytes are a video (MP4 or QuickTime)" + UNPACK.format("a video", "video")
+    )
 
 
 def _identify_bitmap(data: memoryview, head: bytes) -> str | None:

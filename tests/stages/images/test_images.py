@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from daemon.unpacking.kinds import SUFFIXES
 from stages.contract.base import Header, ImageError, Limits, OutOfMemory, Reason
 from stages.images import formats, images
 from stages.images.decoder import Decoders
@@ -134,6 +135,22 @@ def test_a_tga_that_says_so_at_its_end_is_refused_by_its_name() -> None:
     with pytest.raises(ImageError, match="TGA is not supported") as refused:
         inspect(memoryview(data), LIMITS)
     assert refused.value.reason is Reason.FORMAT
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        (b"%PDF-1.7", "pdf"),
+        (b"PK\3\4", "zip"),
+        (b"\0\0\0\x18ftypisom", "video"),
+        (b"\x1a\x45\xdf\xa3", "video"),
+    ],
+)
+def test_a_file_that_could_be_unpacked_is_refused_with_how_to_turn_that_on(head: bytes, kind: str) -> None:
+    assert kind in SUFFIXES
+    with pytest.raises(ImageError, match=rf'set unpack = \["{kind}"\] in its \[\[inbox\]\]') as refused:
+        inspect(memoryview(head + bytes(40)), LIMITS)
+    assert refused.value.reason is Reason.NOT_AN_IMAGE
 
 
 @pytest.mark.parametrize("text", [b"Pfad;Datei\n1;a.png\n", b"PFAND\n", b"DDS is a format\n"])
