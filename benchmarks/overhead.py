@@ -84,7 +84,7 @@ def configure(executors: int, options: Namespace) -> str:
     )
     seconds = (half if options.pipelined else workers) / capacity if capacity else 0
     pace = f"[stages.blip.options]\nlatency_per_image_seconds = {seconds}\n" if capacity else ""
-    return f"[pipeline]\nstations = {executors}\nworkers_per_device = {workers}\n{segments * options.pipelined}{FAKES}{pace}"
+    return f"[pipeline]\nexecutors = {executors}\nworkers_per_device = {workers}\n{segments * options.pipelined}{FAKES}{pace}"
 
 
 def main() -> None:

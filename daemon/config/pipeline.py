@@ -56,7 +56,7 @@ class PipelineSection(Section):
     """Whether the workers of a GPU share it by NVIDIA's Multi-Process Service (MPS), if nvidia-cuda-mps-control is installed: a
     fifth faster than in turns. After the first lost worker they take turns. false: if the loss of one worker must not restart
     the others."""
-    stations: int = Field(0, ge=0, le=256)
+    executors: int = Field(0, ge=0, le=256)
     """Number of executors: processes that read images, feed workers and write results. They divide the workers and share one
     ledger. 1: the daemon itself. 0: the daemon itself for up to two GPUs, otherwise one for each GPU; with a pipelined
     placement the fastest number. Each has a worker of each segment, and a slab: set fewer if memory is short, more if reading

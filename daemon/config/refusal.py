@@ -29,6 +29,7 @@ GONE = {  # keys of earlier versions, and why nobody needs them
     "pipeline.numa": "the workers of a GPU always run on the cores of its NUMA node",
     "pipeline.queue_images": "slab_bytes says how many images are in flight",
 }
+RENAMED = {"pipeline.stations": "executors"}
 NO_NUMBER = {  # or not within the key's limits
     "int_type", "int_parsing", "int_parsing_size", "int_from_float", "float_type", "float_parsing", "finite_number",
     "greater_than", "greater_than_equal", "less_than", "less_than_equal", OUT_OF_RANGE,
@@ -133,6 +134,8 @@ def _explain_unknown(root: type[Section], location: Sequence[Any], where: str) -
         return explain_missing_stage(location[1])
     if where in GONE:
         return f"this key is gone: {GONE[where]}. Remove it."
+    if where in RENAMED:
+        return f"this key is called {RENAMED[where]} now."
     name, known = str(location[-1]), list(_section_at(root, location[:-1]).model_fields)
     cutoff = 1.0 if difflib.get_close_matches(name, known, cutoff=ALIKE) else ALIKE
     if elsewhere := _say_where(root, name, cutoff):

@@ -33,7 +33,7 @@ def open_executors(
     config = layout.config
     for segment in layout.placement.segments:
         metrics.begin_segment(segment.name, segment.stages, segment.devices)
-    parts = share_out(layout.placement, config.pipeline.stations)
+    parts = share_out(layout.placement, config.pipeline.executors)
     if len(parts) == 1:
         held = [device for segment in layout.placement.segments for device in segment.first_devices]
         bind(layout.cores.common(held))  # before the slab is touched

@@ -239,7 +239,7 @@ async def test_one_worker_sees_all_gpus_of_its_group(
 ) -> None:
     monkeypatch.setattr(layout, "list_gpus", lambda: FOUR)
     tables = [{"stages": list(STAGES), "devices": ["cuda:1+cuda:0", "cuda:2+cuda:3"]}]
-    place = Place(tmp_path, {"pipeline": {"segment": tables, "stations": executors}})
+    place = Place(tmp_path, {"pipeline": {"segment": tables, "executors": executors}})
     assert await list_visible(place) == ["GPU-1f2e-77aa,GPU-0f2e-77aa", "GPU-2f2e-77aa,GPU-3f2e-77aa"]
 
 

@@ -23,7 +23,7 @@ def executors_of(place: Place) -> list[int]:
 
 def open_executors(folder: Path) -> Place:
     place = open_place(folder, workers=EXECUTORS)
-    place.configure({"pipeline": {"stations": EXECUTORS}})
+    place.configure({"pipeline": {"executors": EXECUTORS}})
     return place
 
 

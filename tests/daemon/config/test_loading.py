@@ -341,6 +341,7 @@ SINKS = 'sinks: unknown key here; write it under [output], for example sinks = [
             'unpack: unknown key here; write it under [[inbox]], for example unpack = ["zip"].',
         ),
         ({"rules": "a:b"}, "rules: unknown key here; write it under [binning]."),
+        ({"pipeline": {"stations": 2}}, "pipeline.stations: this key is called executors now."),
         (
             {"pipeline": {"queue_images": 64}},
             "pipeline.queue_images: this key is gone: slab_bytes says how many images are in flight. Remove it.",

@@ -148,7 +148,9 @@ def test_a_configuration_that_cannot_be_read_to_its_end_delays_no_stop(tmp_path:
 
 
 def test_the_executors_log_at_the_new_level_too(tmp_path: Path) -> None:
-    place = Place(tmp_path, {"pipeline": {"stations": 2, "workers_per_device": 2}, "log": {"level": "error"}})
+    place = Place(
+        tmp_path, {"pipeline": {"executors": 2, "workers_per_device": 2}, "log": {"level": "error"}}
+    )
     with Daemon(place) as daemon:
         place.configure({"log": {"level": "info"}})
         done = place.command("reload")

@@ -211,7 +211,7 @@ async def test_a_worker_sees_only_its_mig_device(
 ) -> None:
     """CUDA shows a MIG device to a process in no other way."""
     monkeypatch.setattr(layout, "list_gpus", lambda: MIXED)
-    pipeline = {"devices": ["MIG 1g.10gb", "H100"], "workers_per_device": 1, "stations": executors}
+    pipeline = {"devices": ["MIG 1g.10gb", "H100"], "workers_per_device": 1, "executors": executors}
     place = Place(tmp_path, {"pipeline": pipeline})
     assert await list_visible(place) == ["GPU-0f2e-77aa", "GPU-2f2e-77aa", "MIG-0-3f2e-77aa"]
 

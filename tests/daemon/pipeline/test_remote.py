@@ -36,7 +36,7 @@ PICTURES = {f"{number:05}.ppm": picture(number) for number in range(100)}
 
 def settings(executors: int, **tables: Any) -> dict[str, Any]:
     """One worker in each executor."""
-    return {"pipeline": {"stations": executors, "workers_per_device": executors}, **tables}
+    return {"pipeline": {"executors": executors, "workers_per_device": executors}, **tables}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_two_executors_of_a_pipelined_placement_publish_what_one_does(tmp_path: 
             {"stages": stages, "devices": ["cpu"], "workers_per_device": executors}
             for stages in (["ocr"], ["yolo", "clip", "blip"])
         ]
-        place = Place(tmp_path / str(executors), {"pipeline": {"stations": executors, "segment": tables}})
+        place = Place(tmp_path / str(executors), {"pipeline": {"executors": executors, "segment": tables}})
         process(place, {**PICTURES, "no picture.jpg": b"not one"})
         place.assert_kept(DONE=100, FAILED=1)
         written.append([without_times(place.sidecar(name)) for name in PICTURES])

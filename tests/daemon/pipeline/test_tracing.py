@@ -99,7 +99,7 @@ def test_a_trace_shows_an_image_from_the_wait_to_the_publication(tmp_path: Path,
     with Receiver().serving() as receiver:
         traces = {"sample": 1.0, "endpoint": receiver.address}
         slow = {"ocr": {"options": {"latency_seconds": 0.05}}}
-        pipeline = {"stations": executors, "workers_per_device": executors}
+        pipeline = {"executors": executors, "workers_per_device": executors}
         place = Place(tmp_path, {"traces": traces, "stages": slow, "pipeline": pipeline})
         place.drop_many(range(3))
         place.drop("broken.jpg", b"no picture")

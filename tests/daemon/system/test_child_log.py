@@ -33,7 +33,7 @@ if "daemon.pipeline.child" in sys.orig_argv:
 
 def test_lines_of_several_executors_are_whole_and_name_their_executor(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(IN_EXECUTORS)
-    place = Place(tmp_path, {"pipeline": {"stations": 2, "workers_per_device": 2}})
+    place = Place(tmp_path, {"pipeline": {"executors": 2, "workers_per_device": 2}})
     executors = ("executor 0", "executor 1")
     with Daemon(place, environment={CHILDREN_PATH: str(place.folder)}) as daemon:
         for executor in executors:

@@ -182,9 +182,9 @@ def bound() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("gpus", "changes", "held"),
     [
-        (2, {"stations": 2}, {"worker/0": HERE[:1], "worker/1": HERE[1:2], "stations": HERE[:2]}),
-        (2, {"stations": 1}, {"worker/0": HERE[:1], "worker/1": HERE[1:2], "daemon": HERE}),
-        (1, {"stations": 1}, {"worker/0": HERE[:1], "daemon": HERE[:1]}),
+        (2, {"executors": 2}, {"worker/0": HERE[:1], "worker/1": HERE[1:2], "executors": HERE[:2]}),
+        (2, {"executors": 1}, {"worker/0": HERE[:1], "worker/1": HERE[1:2], "daemon": HERE}),
+        (1, {"executors": 1}, {"worker/0": HERE[:1], "daemon": HERE[:1]}),
     ],
 )
 async def test_processes_run_near_their_gpu(
@@ -221,7 +221,7 @@ def observe() -> dict[str, list[int]]:
         )
         seen[f"worker/{device.decode()[-1]}"] = cores_of(pid)
     executors = [cores_of(pid) for pid in running("daemon.pipeline.child", processes)]
-    return seen | {"stations": [core for held in sorted(executors) for core in held]}
+    return seen | {"executors": [core for held in sorted(executors) for core in held]}
 
 
 def cores_of(pid: int) -> list[int]:
