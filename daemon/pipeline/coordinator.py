@@ -88,7 +88,6 @@ class Pipeline:
         self._reuse_results = reuse_results
         self._roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
         self._finished_at = time.monotonic()  # when an image was last finished
-        self._recovered: set[int] = set()  # inboxes of which nothing is owed
         self._destinations = destinations
         self.bins: dict[str, None] = {}  # that images got in this run
         self._handing_out, self._asking = anyio.Lock(), anyio.CancelScope()
@@ -189,10 +188,7 @@ class Pipeline:
         inboxes = set(inboxes)
         owed = [entry for entry in self.schedule.owed() if entry.job.inbox in inboxes]
         await self.publisher.publish_owed(inboxes)
-        self.schedule.settle(owed)
-        again = {entry.job.inbox for entry in self.schedule.owed()}  # by one that was lost meanwhile
-        self.publisher.expect(again)
-        self._recovered |= inboxes - again
+        self.schedule.settle(inboxes, owed)
         if owed:
             self.wake()
 
@@ -234,7 +230,7 @@ class Pipeline:
     async def _find_or_wait(self, executor: object) -> list[Job]:
         """Jobs for this executor. If there are none, wait until there may be some, or note that there will be no more."""
         changed = self._changed  # before all that waits, in which another inbox may begin to answer
-        if unsettled := self.answering() - self._recovered:
+        if unsettled := self.schedule.unsettled(self.answering()):
             with anyio.CancelScope(shield=True):  # An executor that asks may be lost meanwhile.
                 await self.recover(unsettled)
         # What is passed over now may be due by the time that the ledger has answered.
@@ -344,15 +340,9 @@ class Pipeline:
     def lose(self, executor: object) -> int:
         """An executor was lost: its jobs are handed out again, and what it had committed is published. Returns how many."""
         images = self.schedule.has(executor)
-        self._note_owed(self.schedule.lose(executor))
+        self._count_ended(self.schedule.lose(executor))
         self.wake()
         return images
-
-    def _note_owed(self, entries: Sequence[Entry]) -> None:
-        self._count_ended(entries)
-        inboxes = {entry.job.inbox for entry in entries if entry.is_owed}
-        self.publisher.expect(inboxes)
-        self._recovered -= inboxes
 
     # 4. The results are confirmed to be on the disk. results/outbox.py takes them on to the sinks.
 
@@ -364,14 +354,11 @@ class Pipeline:
             groups += [self._published.get_nowait() for _ in range(self._published.qsize())]
             is_sure = await self.publisher.confirm([group.publication for group in groups])
             if not is_sure:
-                self._recovered.clear()  # second looks are owed too
+                self.schedule.unsettle()  # second looks are owed too
             self._finished_at = time.monotonic()
             for group in groups:
                 images = [ending.job.id for ending in group.endings]
-                if is_sure:
-                    self._count_ended(self.schedule.confirm(images))
-                else:
-                    self._note_owed(self.schedule.owe(images))
+                self._count_ended((self.schedule.confirm if is_sure else self.schedule.owe)(images))
                 if group.confirmed:
                     group.confirmed.set()
             for look in self.looks:

@@ -102,6 +102,7 @@ class Schedule:
     _unavailable: dict[int, Unavailable] = field(default_factory=dict)  # by inbox
     _begun: set[int] = field(default_factory=set)  # images, with a limit
     _unfinished: set[int] = field(default_factory=set)  # of these, without a final state
+    _settled: set[int] = field(default_factory=set)  # inboxes of which nothing is owed
 
     # From the ledger.
 
@@ -170,7 +171,9 @@ class Schedule:
         entries = [self.entries[image] for image in images]
         for entry in entries:
             entry.state, entry.executor = State.ENDED, None
-            if not entry.is_newest:
+            if entry.is_newest:
+                self._settled.discard(entry.job.inbox)
+            else:
                 self._leave(entry)
         return entries
 
@@ -267,15 +270,24 @@ class Schedule:
             if self._holders.get(file) is holder:
                 del self._holders[file]
 
-    # What is owed.
+    # What is owed: at the start, of each inbox whatever the ledger says.
 
     def owed(self) -> list[Entry]:
         return [entry for entry in self.entries.values() if entry.is_owed]
 
-    def settle(self, entries: Iterable[Entry]) -> None:
-        """What was owed is published."""
+    def settle(self, inboxes: Collection[int], entries: Iterable[Entry]) -> None:
+        """What was owed of these inboxes is published, in memory these entries. More may be owed of them by now."""
         for entry in entries:
             self._leave(entry)
+        self._settled |= set(inboxes) - {entry.job.inbox for entry in self.owed()}
+
+    def unsettle(self) -> None:
+        """Something may be owed of any inbox, and only the ledger knows."""
+        self._settled.clear()
+
+    def unsettled(self, inboxes: Collection[int]) -> set[int]:
+        """Those of which something may be owed."""
+        return set(inboxes) - self._settled
 
     # Inboxes that are away, as shown by reading their files. While one is away, few of its images are tried.
 

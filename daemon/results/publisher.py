@@ -39,10 +39,11 @@ PAUSE_SECONDS = 5.0  # between attempts for held images
 
 
 class Holds(Protocol):
-    """Who has which file: pipeline/schedule.py."""
+    """Who has which file, and of which inboxes something may be owed: pipeline/schedule.py."""
 
     def hold_each(self, files: Iterable[tuple[int, bytes]], holder: object) -> set[tuple[int, bytes]]: ...
     def release(self, files: Iterable[tuple[int, bytes]], holder: object) -> None: ...
+    def unsettled(self, inboxes: Collection[int]) -> set[int]: ...
 
 
 class Publisher:
@@ -69,17 +70,11 @@ class Publisher:
         self._held_of_late: set[int] = set()
         self._renamed: set[int] = set()  # inboxes with results whose files have other names now
         self._wake = anyio.Event()  # set when there are more of these
-        # Inboxes of which not all that a crash left behind is published yet.
-        self._recovering: set[int] = set()
         self._is_away = False  # a folder of results, as last looked at
         self._returned_at = 0.0  # when one was last seen to be back (monotonic)
 
     def held_back(self) -> list[str]:
         return list(self._held.values())
-
-    def expect(self, inboxes: set[int]) -> None:
-        """Images of these inboxes are owed: `publish_owed` follows."""
-        self._recovering |= inboxes
 
     def note_renamed(self, inboxes: Collection[int]) -> None:
         """Files of these inboxes were renamed: their results get the new names soon."""
@@ -148,22 +143,18 @@ class Publisher:
         """Publish the images of these inboxes that have ended and are not in work.
         again: they are held, and have been published except for their sources."""
         self._held_of_late -= inboxes
-        if not again:
-            self._recovering |= inboxes
         last = 0
         while inboxes:
             async with self._turn:
                 if not (records := await self._ledger.owed(last, OWED)):
                     break
                 before, last = last, records[-1].id
-                wanted = inboxes - self._recovering if again else inboxes
+                wanted = inboxes - self._holds.unsettled(inboxes) if again else inboxes
                 publication = await self._publish_free([r for r in records if r.inbox in wanted], inboxes)
             if not await self.confirm([publication]):
                 last = before
         for inbox in inboxes - self._held_of_late:
             self._held.pop(inbox, None)
-        if not again:
-            self._recovering -= inboxes
 
     async def _publish_free(self, records: Sequence[Record], inboxes: set[int]) -> Publication:
         """Publish those whose files nobody else holds: a sidecar must not follow a later version's. inboxes: as of
@@ -183,10 +174,11 @@ class Publisher:
 
     async def try_again(self) -> None:
         async with self._trying:
-            renamed = self._renamed - self._recovering
+            renamed = self._renamed - self._holds.unsettled(self._renamed)
             self._renamed -= renamed
+            inboxes = self._held.keys() | renamed
             try:
-                await self.publish_owed((self._held.keys() | renamed) - self._recovering, again=True)
+                await self.publish_owed(inboxes - self._holds.unsettled(inboxes), again=True)
             except BaseException:
                 self._renamed |= renamed
                 raise

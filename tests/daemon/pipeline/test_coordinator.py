@@ -452,7 +452,7 @@ async def test_a_run_does_not_end_before_what_is_owed_of_an_inbox_that_answers_l
 
     async def recover(inboxes: set[int]) -> None:
         recovered.append(inboxes)
-        coordinator._recovered |= inboxes
+        coordinator.schedule.settle(inboxes, ())
         answering.add(2)  # its listing ends meanwhile, and is the last one
         coordinator.schedule.found_all = True
         coordinator.wake()

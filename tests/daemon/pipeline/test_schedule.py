@@ -110,8 +110,48 @@ def test_what_a_lost_executor_had_ended_is_owed_and_keeps_its_file() -> None:
     assert schedule.owed() == [owed]
     assert take(schedule, "b") == [2], "not the later version"
     assert schedule.hold_each({(1, b"a"), (1, b"b")}, "publisher") == {(1, b"a")}
-    schedule.settle([owed])
+    schedule.settle({owed.job.inbox}, [owed])
     assert (schedule.owed(), take(schedule, "b")) == ([], [3])
+
+
+def test_an_inbox_is_settled_when_what_is_owed_of_it_is_published_and_no_executor_was_lost_meanwhile() -> (
+    None
+):
+    schedule = offered(image(1), image(2))
+    assert schedule.unsettled(INBOXES) == INBOXES, "what the last daemon owed"
+    schedule.settle(INBOXES, ())
+    take(schedule)
+    end(schedule, 1, 2)
+    assert schedule.unsettled(INBOXES) == NOBODY
+    [first, second] = schedule.lose("a")
+    assert schedule.unsettled(INBOXES) == {first.job.inbox}
+    schedule.settle(INBOXES, [first])
+    assert schedule.unsettled(INBOXES) == {second.job.inbox}
+    schedule.settle(INBOXES, [second])
+    assert schedule.unsettled(INBOXES) == NOBODY
+    schedule.unsettle()
+    assert schedule.unsettled(INBOXES) == INBOXES
+
+
+def test_a_version_that_was_replaced_is_not_owed() -> None:
+    schedule = offered(image(1))
+    schedule.settle(INBOXES, ())
+    take(schedule)
+    end(schedule, 1, newest=False)
+    schedule.lose("a")
+    assert schedule.unsettled(INBOXES) == NOBODY
+
+
+def test_a_file_that_is_no_container_after_all_still_counts_once_in_a_limit() -> None:
+    schedule = Schedule(1, found_all=True)
+    schedule.offer([image(1)], containers=True)
+    [job] = schedule.take("unpacker", 9, INBOXES, 0.0, containers=True)
+    schedule.forget(job.id)
+    schedule.offer([job])
+    assert schedule.left == 1
+    assert take(schedule) == [1]
+    finish(schedule, 1)
+    assert schedule.left == 0
 
 
 def test_what_a_lost_executor_had_published_is_left_to_who_confirms_it() -> None:

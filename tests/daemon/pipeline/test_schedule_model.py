@@ -152,7 +152,9 @@ class History:
         assert sorted(entry.job.id for entry in owed) == sorted(self.ended[name])
         for entry in owed:
             self.rows[entry.job.id].published += 1
-        self.schedule.settle(owed)
+        assert self.schedule.unsettled(INBOXES) >= {entry.job.inbox for entry in owed}
+        self.schedule.settle(INBOXES, owed)
+        assert not self.schedule.unsettled(INBOXES)
         self.work[name], self.ended[name] = [], []
         self.losses += 1
 

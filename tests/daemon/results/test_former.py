@@ -79,6 +79,7 @@ class Site:
 
     def __init__(self, ledger: Ledger, root: Path, inbox: int) -> None:
         self.ledger, self.root, self.schedule = ledger, root, Schedule()
+        self.schedule.settle({inbox}, ())
         self.destination = open_destination(root)
         self.publisher = Publisher(ledger, {inbox: self.destination}, Outbox(), Retry(), self.schedule)
         self.number = inbox

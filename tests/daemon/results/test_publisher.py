@@ -49,6 +49,13 @@ async def end(ledger: Ledger, file: Path, data: bytes) -> Job:
     return job
 
 
+def make_schedule() -> Schedule:
+    """Of an inbox of which nothing is owed."""
+    schedule = Schedule()
+    schedule.settle({1}, ())
+    return schedule
+
+
 def publish(publisher: Publisher, destinations: Mapping[int, Destination], record: Record) -> Publication:
     """As an executor does."""
     publication = publish_records([record], destinations)
@@ -68,7 +75,7 @@ async def test_an_image_that_is_held_leaves_later_and_is_published_once(
     outbox = await Outbox.open(
         ledger, opened, {"jsonl": JsonlSink(tmp_path / "results.jsonl")}, lambda images: None
     )
-    publisher = Publisher(ledger, destinations, outbox, Retry(), Schedule())
+    publisher = Publisher(ledger, destinations, outbox, Retry(), make_schedule())
     job = await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
     with monkeypatch.context() as patch:
         patch.setattr("daemon.inbox.sources.delete", refuse)
@@ -99,7 +106,7 @@ async def test_an_image_that_is_held_through_restarts_goes_to_a_sink_once_and_it
     async def start() -> Publisher:
         sinks = {"jsonl": JsonlSink(tmp_path / "results.jsonl")}
         outbox = await Outbox.open(ledger, opened, sinks, lambda images: None)
-        return Publisher(ledger, destinations, outbox, Retry(), Schedule())
+        return Publisher(ledger, destinations, outbox, Retry(), make_schedule())
 
     job = await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
     with monkeypatch.context() as patch:
@@ -137,7 +144,7 @@ async def test_a_line_of_the_jsonl_output_that_a_crash_has_torn_is_ended_before_
 async def test_an_earlier_version_that_is_held_never_replaces_a_later_one(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    schedule = Schedule()
+    schedule = make_schedule()
     destinations = {1: open_destination(tmp_path, on_success="move")}
     publisher = Publisher(ledger, destinations, Outbox(), Retry(), schedule)
     file, sidecar = tmp_path / "inbox" / "a.jpg", tmp_path / "results" / "a.jpg.json"
@@ -178,21 +185,17 @@ async def test_nobody_else_gets_a_file_whose_earlier_version_is_being_published(
 
 
 async def test_held_images_are_not_tried_again_before_all_that_a_crash_left_behind_is_published(
-    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, tmp_path: Path
 ) -> None:
-    publisher = Publisher(ledger, {1: open_destination(tmp_path)}, Outbox(), Retry(), Schedule())
+    schedule, sidecar = Schedule(), tmp_path / "results" / "a.jpg.json"
+    publisher = Publisher(ledger, {1: open_destination(tmp_path)}, Outbox(), Retry(), schedule)
     await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
-    asked: list[set[int]] = []
-
-    def publish_and_try_again(*arguments: Any) -> Publication:
-        publisher.note(Publication([], {1: "a full disk"}, set(), [], 0.0))
-        asked.append(publisher._held.keys() - publisher._recovering)
-        return publish_records(*arguments)
-
-    monkeypatch.setattr("daemon.results.publisher.publish_records", publish_and_try_again)
-    await publisher.publish_owed({1})
-    assert asked == [set()]
-    assert not publisher._recovering
+    publisher.note(Publication([], {1: "a full disk"}, set(), [], 0.0))
+    await publisher.try_again()
+    assert (publisher.held_back(), sidecar.exists()) == (["a full disk"], False)
+    schedule.settle({1}, ())
+    await publisher.try_again()
+    assert (publisher.held_back(), sidecar.exists()) == ([], True)
 
 
 async def test_what_did_not_fit_on_the_disk_is_taken_out_of_the_jsonl_output(
