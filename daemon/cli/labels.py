@@ -81,7 +81,7 @@ def import_labels(
       visiond labels import --images photos annotations/instances.json
       visiond labels import --only caption captions.csv
     """
-    from daemon.labels.matching import find_images, keep_known
+    from daemon.labels.matching import find_images, find_split, keep_known
     from daemon.labels.reading import read_labels
     from daemon.labels.store import LabelStore
     from daemon.ledger.records import open_reader
@@ -102,20 +102,13 @@ def import_labels(
         (digest, kind, each.value, (not origin and each.origin) or known_as)
         for (digest, kind), each in kept.items()
     ]
-    replaced = store.keep(rows) if rows else 0
-    _print_kept(Counter(str(kind) for _, kind in kept), replaced, found, left_out, as_json=as_json)
+    split = find_split(said, found.images, kept)
+    replaced = store.keep(rows, split) if rows else 0
+    kinds, held_out = Counter(str(kind) for _, kind in kept), sum(split.values())
+    _print_kept(kinds, replaced, held_out, found, left_out, as_json=as_json)
     _print_trouble(found, left_out, replaced)
-    _note_tests(said, file)
     if why:
         raise NothingFound(f"Nothing is kept: {why}")
-
-
-def _note_tests(said: list[Said], file: Path) -> None:
-    if tests := sum(each.is_test for each in said):
-        print_warning(
-            f"Note: in {file}, {quantity(tests, 'image')} only for tests. A training from imported labels learns from all of "
-            f"them; `{command('train', 'detector', '--labels', file, '--out', 'my-detector')}` leaves these out."
-        )
 
 
 def _explain_empty(
@@ -142,16 +135,29 @@ def _explain_empty(
 
 
 def _print_kept(
-    kinds: Counter[str], replaced: int, found: Matches, left_out: Counter[str], *, as_json: bool
+    kinds: Counter[str],
+    replaced: int,
+    held_out: int,
+    found: Matches,
+    left_out: Counter[str],
+    *,
+    as_json: bool,
 ) -> None:
+    """held_out: how many images the file keeps out of trainings."""
     if not as_json:
         for kind, count in sorted(kinds.items()):
             print(f"{kind} of {quantity(count, 'image')}")
+        if held_out:
+            images = quantity(held_out, "image")
+            errors.print(
+                f"{images} for validation or tests: a training is scored on these and learns from the others."
+            )
         return
     print_json(
         {
             "labels": kinds,
             "replaced": replaced,
+            "held_out": held_out,
             "by_file_name": found.by_file_name,
             "unknown": [*map(escape, found.unknown)],
             "ambiguous": [*map(escape, sorted(found.ambiguous))],

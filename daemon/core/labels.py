@@ -55,8 +55,8 @@ class Said(NamedTuple):
 
     name: of the image, as the file has it. scale: what the boxes count as the whole image; None: its pixels. size: of the
     image in pixels, as the file has it; None: the file does not say. digest, origin: of a label that visiond has exported:
-    which image it is of, `sha256:` and so on, and where it was from. is_test: the file keeps the image for scores alone.
-    by_model: the file has scores, as models give them.
+    which image it is of, `sha256:` and so on, and where it was from. held_out: as of Label. by_model: the file has scores, as
+    models give them.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Said(NamedTuple):
     size: tuple[float, float] | None = None
     digest: str = ""
     origin: str = ""
-    is_test: bool = False
+    held_out: bool | None = None
     by_model: bool = False
 
     @property
@@ -76,11 +76,13 @@ class Said(NamedTuple):
 
 
 class Label(NamedTuple):
-    """What people say about an image, and where that is from."""
+    """What people say about an image, and where that is from. held_out: whether trainings are scored on the image and do not
+    learn from it; None: no file of labels says it."""
 
     value: Value
     origin: str
     made_at: float  # Unix seconds
+    held_out: bool | None = None
 
 
 LeftOut = Callable[[str], None]  # called with what a file says that is not taken, in words
@@ -102,6 +104,7 @@ def describe(labels: Mapping[Kind, Label]) -> bytes:
     """As JSON, with their origin. Empty without any."""
     told = {
         kind: {"value": label.value, "origin": label.origin, "made_at": timestamp(label.made_at)}
+        | ({} if label.held_out is None else {"held_out": label.held_out})
         for kind, label in labels.items()
     }
     return msgspec.json.encode(told) if told else b""
@@ -113,7 +116,10 @@ def decode(kind: Kind, text: bytes | str) -> Value:
     return value
 
 
-def is_held_out(digest: bytes, share: float) -> bool:
-    """Whether a training does not learn from the image with this digest, but is scored on it. share: of all images. The digest
-    alone decides, so that an image stays on its side when others are added."""
+def is_held_out(digest: bytes, share: float, said: bool | None = None) -> bool:
+    """Whether a training does not learn from the image with this digest, but is scored on it. share: of all images; 1: all.
+    said: as `held_out` of Label. Without it the digest alone decides, so that an image stays on its side when others are
+    added."""
+    if said is not None and share < 1:
+        return said
     return int.from_bytes(digest[:4]) < share * 2**32

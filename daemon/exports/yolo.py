@@ -18,7 +18,8 @@ from daemon.exports.webdataset import ending_of
 if TYPE_CHECKING:
     from _typeshed import StrPath
 
-# Of 256, by the digest's first byte: a tenth. Equal files are on one side, so that nothing that was trained on is validated on.
+# Of 256, by the digest's first byte: a tenth, of those of which the file of their labels does not say it. Equal files are on
+# one side, so that nothing that was trained on is validated on.
 VALIDATED = 26
 PARTS = ("train", "val")
 END_OF_JPEG = b"\xff\xd9"
@@ -43,7 +44,10 @@ def write_yolo(folder: Path, images: Iterator[Answered]) -> None:
 
 
 def part_of(image: Answered) -> str:
-    return "val" if image.record.digest[:1] < bytes([VALIDATED]) else "train"
+    is_held_out = next((label.held_out for label in image.labels.values()), None)
+    if is_held_out is None:
+        is_held_out = image.record.digest[:1] < bytes([VALIDATED])
+    return "val" if is_held_out else "train"
 
 
 def make_label(image: Answered, classes: dict[str, int]) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -208,6 +208,18 @@ def keep_known(
         elif (value := in_pixels(each, image, left_out)) is not None:
             kept[key] = each._replace(value=_add(kept[key].value, value) if key in kept else value)
     return kept
+
+
+def find_split(
+    said: Iterable[Said], images: Mapping[str, KnownImage], kept: Container[tuple[bytes, Kind]]
+) -> dict[bytes, bool]:
+    """By digest, what is said of `held_out`. Of equal files, all are if one is. kept: as `keep_known` returns it."""
+    found: dict[bytes, bool] = {}
+    for each in said:
+        image = images.get(each.image)
+        if image and each.held_out is not None and (image.digest, each.kind) in kept:
+            found[image.digest] = found.get(image.digest, False) or each.held_out
+    return found
 
 
 def _add(before: Value, value: Value) -> Value:

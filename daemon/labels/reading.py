@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from daemon.labels.coco import Coco, read_coco
 from daemon.labels.label_studio import LabelTask, read_label_studio
 from daemon.labels.matching import digest_of
 from daemon.labels.saying import bounds, say
+from daemon.labels.splits import FOLDERS, TRAIN
 from daemon.labels.table import read_csv
 from daemon.labels.yolo import CLASSES, read_yolo
 
@@ -137,12 +139,23 @@ def _read_folder(folder: Path, left_out: LeftOut) -> Iterator[Said]:
         yield from read_yolo(described, left_out)
         return
     if not (files := sorted({*folder.glob("*.json")} - {folder / MANIFEST})):
+        yield from _read_parts(folder, left_out)
+    for file in files:
+        yield from _read_json(file, left_out)
+
+
+def _read_parts(folder: Path, left_out: LeftOut) -> Iterator[Said]:
+    files = [file for part in FOLDERS for file in sorted((folder / part).glob("*.json"))]
+    if not files:
         raise WrongArgument(
             f"{folder} has neither a data.yaml or {CLASSES} of YOLO nor a .json of COCO or Label Studio. Name the file with "
             "the labels."
         )
+    has_others = any(file.parent.name != TRAIN for file in files)
     for file in files:
-        yield from _read_json(file, left_out)
+        held_out = file.parent.name != TRAIN if has_others else None
+        for said in _read_json(file, left_out):
+            yield said._replace(name=os.path.join(file.parent.name, said.name), held_out=held_out)
 
 
 def _read_json(file: Path, left_out: LeftOut) -> Iterator[Said]:

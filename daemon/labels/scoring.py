@@ -100,9 +100,9 @@ def _list_labels(
     """Of each kind the stage that is scored, and the labels by digest; of classes, of each classifier."""
     for kind in kinds:
         found = defaultdict[str, dict[bytes, Any]](dict)
-        for digest, value in store.of_kind(kind):
-            if is_held_out(digest, held_out):
-                for stage, said in by_stage(kind, value).items():
+        for digest, label in store.of_kind(kind):
+            if is_held_out(digest, held_out, label.held_out):
+                for stage, said in by_stage(kind, label.value).items():
                     found[stage][digest] = said
         yield from ((kind, stage, found[stage]) for stage in sorted(found))
 

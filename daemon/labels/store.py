@@ -9,6 +9,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -20,6 +21,7 @@ from daemon.system.ownership import hand_over
 
 BUSY_SECONDS = 30.0
 COUNT = "SELECT COUNT(*) FROM label"
+SELECT = "SELECT * FROM label LEFT JOIN split USING (digest)"
 # Of classes, those of other classifiers stay.
 KEEP = """
 INSERT INTO label VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
@@ -34,6 +36,10 @@ CREATE TABLE IF NOT EXISTS label (
     origin TEXT NOT NULL,
     made_at REAL NOT NULL, -- Unix seconds
     PRIMARY KEY (digest, kind)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS split (
+    digest BLOB PRIMARY KEY,
+    held_out INTEGER NOT NULL  -- 1: no training learns from the image, 0: it is to learn from, as a file of labels says
 ) WITHOUT ROWID;
 """
 
@@ -67,9 +73,13 @@ class LabelStore:
         """state: the folder of the ledger."""
         self.path = state / LABELS
 
-    def keep(self, said: Iterable[tuple[bytes, Kind, Value, str]]) -> int:
-        """Digest, kind, value and origin of each; all or nothing. Returns how many replace others. Raises LedgerUnusable,
-        LedgerDamaged."""
+    def keep(
+        self,
+        said: Iterable[tuple[bytes, Kind, Value, str]],
+        held_out: Mapping[bytes, bool] = MappingProxyType({}),
+    ) -> int:
+        """said: digest, kind, value and origin of each; all or nothing. held_out: as of Label, by digest. Returns how many
+        replace others. Raises LedgerUnusable, LedgerDamaged."""
         now = time.time()
         # In the order of the table, which is twice as fast.
         rows = [
@@ -85,6 +95,7 @@ class LabelStore:
                 connection.execute("PRAGMA cache_spill = OFF")
                 [before] = connection.execute(COUNT).fetchone()
                 connection.executemany(KEEP, rows)
+                connection.executemany("REPLACE INTO split VALUES (?, ?)", held_out.items())
                 [after] = connection.execute(COUNT).fetchone()
                 return int(before + len(rows) - after)
 
@@ -95,18 +106,18 @@ class LabelStore:
 
             def find(digest: bytes) -> dict[Kind, Label]:
                 with self._named():
-                    rows = connection.execute("SELECT * FROM label WHERE digest = ?", (digest,)).fetchall()
+                    rows = connection.execute(f"{SELECT} WHERE digest = ?", (digest,)).fetchall()
                 return {kind: label for _, kind, label in map(self._decode, rows)}
 
             yield find
 
-    def of_kind(self, kind: Kind) -> Iterator[tuple[bytes, Value]]:
+    def of_kind(self, kind: Kind) -> Iterator[tuple[bytes, Label]]:
         """By digest."""
         with self._reading() as connection, self._named():
-            rows = connection.execute("SELECT * FROM label WHERE kind = ? ORDER BY digest", (kind,))
+            rows = connection.execute(f"{SELECT} WHERE kind = ? ORDER BY digest", (kind,))
             for row in rows:
                 digest, _, label = self._decode(row)
-                yield digest, label.value
+                yield digest, label
 
     def state(self) -> str:
         """Another one after every change. Empty without labels. The file is not opened for that: closing it would release the
@@ -142,12 +153,15 @@ class LabelStore:
         if not self.path.exists():
             return 0
         with self._open() as connection, self._named(), connection:
-            return connection.execute("DELETE FROM label WHERE origin = ?", (origin,)).rowcount
+            forgotten = connection.execute("DELETE FROM label WHERE origin = ?", (origin,)).rowcount
+            connection.execute("DELETE FROM split WHERE digest NOT IN (SELECT digest FROM label)")
+            return forgotten
 
-    def _decode(self, row: tuple[bytes, str, str, str, float]) -> tuple[bytes, Kind, Label]:
-        digest, kind, value, origin, made_at = row
+    def _decode(self, row: tuple[bytes, str, str, str, float, int | None]) -> tuple[bytes, Kind, Label]:
+        digest, kind, value, origin, made_at, held_out = row
         try:
-            return digest, Kind(kind), Label(decode(Kind(kind), value), origin, made_at)
+            said = None if held_out is None else bool(held_out)
+            return digest, Kind(kind), Label(decode(Kind(kind), value), origin, made_at, said)
         except (ValueError, msgspec.MsgspecError) as error:
             raise LedgerDamaged(f"{self.path} is damaged: {error}. Import the labels again.") from error
 

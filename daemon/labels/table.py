@@ -105,6 +105,7 @@ def _refuse_twins(file: Path, columns: Sequence[str]) -> None:
 class _Told(msgspec.Struct):
     value: msgspec.Raw
     origin: str
+    held_out: bool | None = None
 
 
 def _read_exported(
@@ -113,7 +114,8 @@ def _read_exported(
     """answered: columns with answers of models. Raises msgspec.MsgspecError."""
     told = msgspec.json.decode(as_typed(row[LABELS]) or "{}", type=dict[Kind, _Told])
     for kind, each in told.items():
-        yield Said(name, kind, decode(kind, each.value), digest=name, origin=each.origin)
+        value = decode(kind, each.value)
+        yield Said(name, kind, value, digest=name, origin=each.origin, held_out=each.held_out)
     for _ in {_find_kind(column) for column in answered if row.get(column)} - told.keys():
         left_out(ANSWERS)
 

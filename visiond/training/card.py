@@ -11,7 +11,7 @@ import msgspec
 
 from daemon import __version__
 from stages.contract.folders import replace_folder
-from visiond.training.data import Data
+from visiond.training.data import AS_SAID, Data
 from visiond.training.job import FINAL, RANGES, STAGES, Task, TrainingJob
 from visiond.training.log import draw_curves, read_log
 from visiond.training.settings import LOG
@@ -34,7 +34,7 @@ Trained by visiond {version} (`visiond train {task}`) from {base}, whose license
 
 ## Data
 
-{learnt:,} images to learn from, and {held_out:,} held out for the scores, chosen by their digests. SHA-256 of all
+{learnt:,} images to learn from, and {held_out:,} held out for the scores, {chosen}. SHA-256 of all
 digests and labels: `{digest}`.
 {left_out}
 {names}
@@ -85,11 +85,21 @@ def write_card(job: TrainingJob, data: Data, entries: Sequence[Mapping[str, Any]
         out=job.out,
         learnt=len(data.learnt),
         held_out=len(data.held_out),
+        chosen=_say_who_chose(data),
         digest=data.digest,
         left_out="".join(f"Left out: {why} ({number:,}). " for why, number in data.left_out.items()),
         names=f"\nNames: {shown}." if names else "",
         options="\n".join(f"| {name} | {value} |" for name, value in _options(job, entries)),
         scores="\n".join(_scores(job.task, entries, ranges)),
+    )
+
+
+def _say_who_chose(data: Data) -> str:
+    others = "chosen by their digests"
+    if not data.said:
+        return others
+    return f"{data.said:,} of which are {AS_SAID}" + f"; the others {others}" * (
+        data.said < len(data.held_out)
     )
 
 

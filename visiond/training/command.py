@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from daemon.core.errors import MissingLibrary, NotWritable, WrongArgument
-from daemon.core.hints import command, quantity
+from daemon.core.hints import command
 from daemon.system.gpus import Gpu, list_gpus
 from daemon.system.signals import INTERRUPTED
 from daemon.terminal.display import errors, print_warning, printable
@@ -221,7 +221,7 @@ def train_own(
         check_base(task, options.base, config.models.folder)
         data = find_data(task, options, config)
         job = make_job(task, options, config, data, len(places))
-    _say(f"{quantity(len(data.learnt), 'image')} to learn from, {len(data.held_out):,} held out.")
+    _say(data.describe())
     try:
         if prepare:
             file = prepare_for_torchrun(job, data)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
 from daemon.core.errors import WrongArgument
+from daemon.core.hints import quantity
 from daemon.core.labels import Kind, ObjectLabel, Said, Value, is_held_out
 from daemon.core.urls import is_url
-from daemon.labels.matching import KnownImage, keep_known
+from daemon.labels.matching import KnownImage, find_split, keep_known
 from daemon.labels.reading import read_labels
 from daemon.labels.saying import has_image_suffix
 from daemon.labels.store import LabelStore
@@ -27,8 +29,8 @@ from stages.contract.processes import count_cores
 from stages.images.decoder import Decoders
 from stages.images.images import inspect
 
-FOR_TESTS = "images that are only for tests, by data.yaml"
 NAMED = 3  # of the files that are left out for one reason
+AS_SAID = "for validation or tests in their data set"
 
 Step = Callable[[int, int], None]
 
@@ -49,12 +51,14 @@ class LabelledImage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Data(msgspec.Struct, frozen=True):
-    """learnt, held_out: of the same kind. left_out: how many labels are not used, by why."""
+    """learnt, held_out: of the same kind. left_out: how many labels are not used, by why. said: of the held-out images, those
+    that a file of labels keeps out of trainings."""
 
     kind: Kind
     learnt: list[LabelledImage]
     held_out: list[LabelledImage]
     left_out: dict[str, int] = {}
+    said: int = 0
 
     @property
     def names(self) -> list[str]:
@@ -62,6 +66,10 @@ class Data(msgspec.Struct, frozen=True):
         samples = (*self.learnt, *self.held_out)
         found = {each.label for sample in samples for each in sample.objects if not each.crowd}
         return sorted(found | {word for sample in samples for word in sample.words})
+
+    def describe(self) -> str:
+        said = f" ({self.said:,} of them are {AS_SAID})" if self.said else ""
+        return f"{quantity(len(self.learnt), 'image')} to learn from, {len(self.held_out):,} held out{said}."
 
     @property
     def digest(self) -> str:
@@ -75,22 +83,14 @@ def read_file(
     """From a file that `visiond labels import` reads. images: the folder that its names start from. share: as of `split`.
     step: called with how many of how many images were decoded. Raises WrongArgument."""
     left_out: Counter[str] = Counter()
-    said = _leave_out_tests(read_labels(path, lambda why: left_out.update([why])), kind, left_out)
+    said = [each for each in read_labels(path, lambda why: left_out.update([why])) if each.kind is kind]
     found = dict(_find_files(said, images, left_out, step))
     known = {name: image for name, (_, image) in found.items()}
     files = {image.digest: str(file) for file, image in reversed(found.values())}
-    kept = {digest: each.value for (digest, _), each in keep_known(said, known, left_out).items()}
+    kept = keep_known(said, known, left_out)
     images_of = {image.digest: image for image in known.values()}
-    samples = [_sample(files[digest], images_of[digest], value) for digest, value in kept.items()]
-    return split(kind, samples, left_out, share)
-
-
-def _leave_out_tests(given: Iterable[Said], kind: Kind, left_out: Counter[str]) -> list[Said]:
-    """Of a kind."""
-    said = [each for each in given if each.kind is kind]
-    if tests := sum(each.is_test for each in said):
-        left_out[FOR_TESTS] += tests
-    return [each for each in said if not each.is_test]
+    samples = [_sample(files[digest], images_of[digest], each.value) for (digest, _), each in kept.items()]
+    return split(kind, samples, left_out, share, find_split(said, known, kept))
 
 
 def read_store(store: LabelStore, reader: Reader, kind: Kind, share: float) -> Data:
@@ -103,24 +103,35 @@ def read_store(store: LabelStore, reader: Reader, kind: Kind, share: float) -> D
             file = os.fsdecode(record.location)
             if not is_url(file) and record.has_file():
                 image = KnownImage(record.digest, record.width, record.height)
-                found[record.digest] = _sample(file, image, labels[record.digest])
+                found[record.digest] = _sample(file, image, labels[record.digest].value)
     if gone := len(labels) - len(found):
         left_out["labels of images whose files are not on this machine, or have changed"] += gone
-    return split(kind, list(found.values()), left_out, share)
+    said = {digest: label.held_out for digest, label in labels.items()}
+    return split(kind, list(found.values()), left_out, share, said)
 
 
-def split(kind: Kind, samples: Sequence[LabelledImage], left_out: Counter[str], share: float) -> Data:
+def split(
+    kind: Kind,
+    samples: Sequence[LabelledImage],
+    left_out: Counter[str],
+    share: float,
+    said: Mapping[bytes, bool | None] = MappingProxyType({}),
+) -> Data:
     """share: of the images that are held out. Which ones follows from their digests alone, so that an image stays on its side
-    when labels are added. Without any caption or tag, an image teaches nothing and is left out; without objects, that is
-    what it teaches."""
+    when labels are added. said: by digest, `held_out` of Label, which comes first. Without any caption or tag, an image
+    teaches nothing and is left out; without objects, that is what it teaches."""
     order = sorted(samples, key=lambda each: each.digest)
     useful = [each for each in order if kind is Kind.OBJECTS or each.words]
     if empty := len(order) - len(useful):
         left_out["images without a tag or caption"] += empty
-    held = sum(is_held_out(bytes.fromhex(each.digest), share) for each in useful)
-    if not held and share and len(useful) > 1:
-        held = 1  # of a few images none may have such a digest
-    return Data(kind, useful[held:], useful[:held], dict(left_out))
+    learnt, held = list[LabelledImage](), list[LabelledImage]()
+    for each in useful:
+        digest = bytes.fromhex(each.digest)
+        (learnt, held)[is_held_out(digest, share, said.get(digest))].append(each)
+    if not held and share and len(learnt) > 1:
+        held = [learnt.pop(0)]  # of a few images none may have such a digest
+    as_said = sum(bool(said.get(bytes.fromhex(each.digest))) for each in held)
+    return Data(kind, learnt, held, dict(left_out), as_said)
 
 
 def _sample(file: str, image: KnownImage, value: Value) -> LabelledImage:
@@ -181,9 +192,8 @@ def _list_stems(folder: Path) -> dict[str, Path]:
 def check(data: Data) -> None:
     """Raises WrongArgument if there is nothing to learn."""
     if not data.learnt and data.held_out:
-        raise WrongArgument(
-            "All labelled images are held out, so there is nothing to learn: lower --held-out."
-        )
+        why = "lower --held-out" if data.said < len(data.held_out) else f"all are {AS_SAID}"
+        raise WrongArgument(f"All labelled images are held out, so there is nothing to learn: {why}.")
     if not data.learnt:
         why = "".join(f" Left out: {reason} ({number:,})." for reason, number in data.left_out.items())
         raise WrongArgument(f"There are no labels of the kind {data.kind} to learn from.{why}")

@@ -83,7 +83,7 @@ def test_labels_of_one_classifier_leave_those_of_another_and_replace_its_own(pla
     import_table(place, [{"digest": digest, RATING: "good"} for digest in digests[:6]], "ratings.csv")
     import_table(place, [{"digest": digests[0], SAFETY: "nsfw"}], "later.csv")
     said = dict(LabelStore(place.folder / "state").of_kind(Kind.CLASSES))
-    values = [said[bytes.fromhex(digest.removeprefix("sha256:"))] for digest in digests]
+    values = [said[bytes.fromhex(digest.removeprefix("sha256:"))].value for digest in digests]
     assert values[0] == {SAFETY: "nsfw", RATING: "good"}
     assert values[1:6] == [{SAFETY: "safe", RATING: "good"}] * 5
     assert values[6:] == [{SAFETY: "safe"}] * 6
@@ -100,10 +100,11 @@ def test_they_are_shown_listed_exported_and_first_where_they_differ_from_the_ans
     assert "classes" in place.command("labels", "list").stdout
     told = place.command("export", "--labels", place.folder / "all.csv", "--force")
     assert told.returncode == 0, told.stderr
-    before = dict(LabelStore(place.folder / "state").of_kind(Kind.CLASSES))
+    store = LabelStore(place.folder / "state")
+    before = {digest: label.value for digest, label in store.of_kind(Kind.CLASSES)}
     assert place.command("labels", "forget", "said.csv").returncode == 0
     assert place.command("labels", "import", place.folder / "all.csv").returncode == 0
-    assert dict(LabelStore(place.folder / "state").of_kind(Kind.CLASSES)) == before
+    assert {digest: label.value for digest, label in store.of_kind(Kind.CLASSES)} == before
 
 
 def test_a_choice_of_label_studio_in_a_control_named_after_a_classifier_is_its_class(tmp_path: Path) -> None:

@@ -268,30 +268,6 @@ def test_a_folder_of_yolo_has_boxes_and_outlines_as_shares(tmp_path: Path, names
     assert second == Said("labels/train/images/b", Kind.OBJECTS, [], (1, 1))
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        "test: test/images",
-        "test: ../test/images  # as Roboflow writes it",
-        "path: ../datasets/cats\ntest: [./test/images/]",
-        "path: /home/somebody/cats\ntest: /home/somebody/cats/test/images",
-        "test: lists/test.txt",
-    ],
-)
-def test_images_that_yolo_keeps_for_tests_are_known(tmp_path: Path, part: str) -> None:
-    (tmp_path / "data.yaml").write_text(f"train: train/images\nval:\nnames: [cat]\n{part}\n")
-    for name in ("train", "test"):
-        for folder, file in (("labels", "a.txt"), ("images", "a.jpg")):
-            (tmp_path / name / folder).mkdir(parents=True)
-            (tmp_path / name / folder / file).touch()
-    (tmp_path / "lists").mkdir()
-    (tmp_path / "lists" / "test.txt").write_text("./test/images/a.jpg\n")
-    assert {said.name: said.is_test for said in read(tmp_path)} == {
-        "train/images/a.jpg": False,
-        "test/images/a.jpg": True,
-    }
-
-
 @pytest.mark.parametrize(("score", "is_refused"), [(0.93, True), (1, False), (None, False), ("high", False)])
 def test_answers_of_another_programs_model_are_no_labels_unless_people_have_corrected_them(
     tmp_path: Path, score: object, is_refused: bool
@@ -318,13 +294,6 @@ def test_a_folder_of_yolo_with_scores_has_answers_of_a_model(tmp_path: Path) -> 
     with pytest.raises(WrongArgument, match=r"has scores, .* type: visiond labels import --corrected"):
         read(tmp_path)
     assert len([*read_labels(tmp_path, print, corrected=True)]) == 1
-
-
-def test_images_that_yolo_also_learns_from_are_not_for_tests(tmp_path: Path) -> None:
-    (tmp_path / "data.yaml").write_text("train: images\nval: images\ntest: images\nnames: [cat]\n")
-    (tmp_path / "labels").mkdir()
-    (tmp_path / "labels" / "a.txt").touch()
-    assert [said.is_test for said in read(tmp_path)] == [False]
 
 
 def test_classes_may_lie_among_the_labels_as_labelimg_writes_them(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from tests.daemon_process import Place, picture
 from tests.stages.captioners import make_blip
 from visiond.training import data, job
 from visiond.training.command import choose_places, train_app, train_own
-from visiond.training.data import FOR_TESTS, LabelledImage, check, read_file, read_store, split
+from visiond.training.data import LabelledImage, check, read_file, read_store, split
 from visiond.training.job import check_base
 from visiond.training.launch import describe
 
@@ -104,18 +104,6 @@ def test_names_of_yolo_without_a_suffix_find_their_images(tmp_path: Path) -> Non
     [sample] = data.learnt
     assert sample.file == str(tmp_path / "photos" / "a.ppm")
     assert data.left_out == {f"images that are not in {tmp_path / 'photos'}": 1}
-
-
-def test_a_training_does_not_learn_from_images_that_are_for_tests(tmp_path: Path) -> None:
-    (tmp_path / "data.yaml").write_text("train: images/train\ntest: images/test\nnames: [dog]\n")
-    for number, part in enumerate(("train", "test")):
-        for folder in ("labels", "images"):
-            (tmp_path / folder / part).mkdir(parents=True)
-        (tmp_path / "labels" / part / "a.txt").write_text("0 0.5 0.5 0.5 0.5\n")
-        (tmp_path / "images" / part / "a.ppm").write_bytes(picture(number))
-    data = read_file(tmp_path, tmp_path, Kind.OBJECTS, 0)
-    assert [each.file for each in data.learnt] == [str(tmp_path / "images" / "train" / "a.ppm")]
-    assert data.left_out == {FOR_TESTS: 1}
 
 
 def test_an_image_that_cannot_be_decoded_is_left_out_by_its_name(tmp_path: Path) -> None:
