@@ -39,9 +39,7 @@ def read_yolo(described: Path, left_out: LeftOut) -> Iterator[Said]:
         else:
             boxes, by_model = read
             is_held_out = held_out.get(image)
-            yield Said(
-                image, Kind.OBJECTS, boxes, (1.0, 1.0), held_out=is_held_out, by_model=by_model
-            )
+            yield Said(image, Kind.OBJECTS, boxes, (1.0, 1.0), held_out=is_held_out, by_model=by_model)
 
 
 def _image_of(file: str, images: Mapping[str, str]) -> str:

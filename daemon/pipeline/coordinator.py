@@ -185,10 +185,10 @@ class Pipeline:
 
     async def recover(self, inboxes: Collection[int]) -> None:
         """Publish what is owed, before anything else of the same inbox: by the last daemon or an executor that was lost."""
-        inboxes = set(inboxes)
+        inboxes, doubts = set(inboxes), self.schedule.doubts
         owed = [entry for entry in self.schedule.owed() if entry.job.inbox in inboxes]
         await self.publisher.publish_owed(inboxes)
-        self.schedule.settle(inboxes, owed)
+        self.schedule.settle(inboxes if doubts == self.schedule.doubts else (), owed)
         if owed:
             self.wake()
 

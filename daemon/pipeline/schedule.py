@@ -103,6 +103,7 @@ class Schedule:
     _begun: set[int] = field(default_factory=set)  # images, with a limit
     _unfinished: set[int] = field(default_factory=set)  # of these, without a final state
     _settled: set[int] = field(default_factory=set)  # inboxes of which nothing is owed
+    doubts: int = 0  # how often `unsettle` was called
 
     # From the ledger.
 
@@ -278,12 +279,13 @@ class Schedule:
     def settle(self, inboxes: Collection[int], entries: Iterable[Entry]) -> None:
         """What was owed of these inboxes is published, in memory these entries. More may be owed of them by now."""
         for entry in entries:
-            self._leave(entry)
+            if self.entries.get(entry.job.id) is entry:  # else somebody else has published it too
+                self._leave(entry)
         self._settled |= set(inboxes) - {entry.job.inbox for entry in self.owed()}
 
     def unsettle(self) -> None:
         """Something may be owed of any inbox, and only the ledger knows."""
-        self._settled.clear()
+        self._settled, self.doubts = set(), self.doubts + 1
 
     def unsettled(self, inboxes: Collection[int]) -> set[int]:
         """Those of which something may be owed."""

@@ -444,6 +444,25 @@ async def test_a_drain_ends_a_question_that_the_ledger_does_not_answer(
 
 
 @pytest.mark.anyio
+async def test_a_doubt_that_comes_while_an_inbox_is_recovered_is_not_forgotten(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = make_coordinator(ledger, tmp_path)
+    publish_owed = coordinator.publisher.publish_owed
+
+    async def publish_and_doubt(inboxes: set[int]) -> None:
+        await publish_owed(inboxes)
+        coordinator.schedule.unsettle()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(coordinator.publisher, "publish_owed", publish_and_doubt)
+        await coordinator.recover({1})
+    assert coordinator.schedule.unsettled({1}) == {1}
+    await coordinator.recover({1})
+    assert coordinator.schedule.unsettled({1}) == set()
+
+
+@pytest.mark.anyio
 async def test_a_run_does_not_end_before_what_is_owed_of_an_inbox_that_answers_late_is_published(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

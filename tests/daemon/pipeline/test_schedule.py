@@ -128,6 +128,7 @@ def test_an_inbox_is_settled_when_what_is_owed_of_it_is_published_and_no_executo
     schedule.settle(INBOXES, [first])
     assert schedule.unsettled(INBOXES) == {second.job.inbox}
     schedule.settle(INBOXES, [second])
+    schedule.settle(INBOXES, [second])  # by two at once
     assert schedule.unsettled(INBOXES) == NOBODY
     schedule.unsettle()
     assert schedule.unsettled(INBOXES) == INBOXES

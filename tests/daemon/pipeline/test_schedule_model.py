@@ -29,7 +29,8 @@ class Row:
 
 @dataclass
 class History:
-    """One run. held: by executor, the images that it works on, and those that it has ended."""
+    """One run. work, ended: by executor, the images that it works on, and those that it has ended. owed: those that the
+    daemon has to publish itself."""
 
     seed: int
     now: float = 0.0
@@ -37,6 +38,7 @@ class History:
     work: dict[str, list[Job]] = field(default_factory=dict)
     ended: dict[str, list[int]] = field(default_factory=dict)
     written: list[int] = field(default_factory=list)
+    owed: list[int] = field(default_factory=list)
     away: dict[int, float] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)
     losses: int = 0
@@ -54,6 +56,8 @@ class History:
     def run(self) -> None:
         for _ in range(STEPS):
             self.now += self.dice.random()
+            if unsettled := self.schedule.unsettled({each for each in INBOXES if self.dice.random() < 0.7}):
+                self.settle(unsettled)
             self.feed()
             for name in self.work:
                 self.step(name)
@@ -69,6 +73,8 @@ class History:
                 break
         else:
             raise AssertionError("it is never over")
+        while self.schedule.owed():
+            self.settle(INBOXES)
         self.check()
 
     def feed(self) -> None:
@@ -103,7 +109,7 @@ class History:
         return make_job(row.path, id=number, inbox=row.inbox, priority=row.priority, attempts=row.attempts)
 
     def held(self) -> set[tuple[int, bytes]]:
-        numbers = [job.id for jobs in self.work.values() for job in jobs] + self.written
+        numbers = [job.id for jobs in self.work.values() for job in jobs] + self.written + self.owed
         numbers += [number for group in self.ended.values() for number in group]
         return {(self.rows[number].inbox, self.rows[number].path) for number in numbers}
 
@@ -147,16 +153,28 @@ class History:
             self.ended[name] = []
 
     def lose(self, name: str) -> None:
-        """What it had ended is published by the daemon itself."""
+        """What it had ended is owed."""
         owed = self.schedule.lose(name)
         assert sorted(entry.job.id for entry in owed) == sorted(self.ended[name])
-        for entry in owed:
-            self.rows[entry.job.id].published += 1
-        assert self.schedule.unsettled(INBOXES) >= {entry.job.inbox for entry in owed}
-        self.schedule.settle(INBOXES, owed)
-        assert not self.schedule.unsettled(INBOXES)
+        self.owed += self.ended[name]
         self.work[name], self.ended[name] = [], []
         self.losses += 1
+        self.check_owed()
+
+    def settle(self, inboxes: set[int]) -> None:
+        """The daemon itself publishes what is owed. Meanwhile more may be."""
+        owed = [entry for entry in self.schedule.owed() if entry.job.inbox in inboxes]
+        if self.dice.random() < 0.3:
+            self.lose(self.dice.choice(list(self.work)))
+        for entry in owed:
+            self.owed.remove(entry.job.id)
+            self.rows[entry.job.id].published += 1
+        self.schedule.settle(inboxes, owed)
+        self.check_owed()
+
+    def check_owed(self) -> None:
+        assert sorted(entry.job.id for entry in self.schedule.owed()) == sorted(self.owed)
+        assert self.schedule.unsettled(INBOXES) >= {self.rows[number].inbox for number in self.owed}
 
     def go_away(self, inbox: int) -> None:
         failure = Failure(Reason.UNREADABLE, "no answer", transient=True, away=True)
@@ -170,10 +188,18 @@ class History:
             del self.away[inbox]
 
     def confirm(self) -> None:
+        """Some are on the disk; or their folder was away, and they are owed."""
         chosen = [number for number in self.written if self.dice.random() < 0.5]
-        self.schedule.confirm(chosen)
         for number in chosen:
             self.written.remove(number)
+        if self.dice.random() < 0.1:
+            self.schedule.owe(chosen)
+            self.schedule.unsettle()
+            self.owed += chosen
+            self.check_owed()
+            return
+        self.schedule.confirm(chosen)
+        for number in chosen:
             self.rows[number].published += 1
 
     def check(self) -> None:

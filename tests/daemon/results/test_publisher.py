@@ -198,6 +198,27 @@ async def test_held_images_are_not_tried_again_before_all_that_a_crash_left_behi
     assert (publisher.held_back(), sidecar.exists()) == ([], True)
 
 
+async def test_what_is_owed_while_held_images_are_tried_again_is_left_to_whoever_settles_it(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.results.publisher.OWED", 1)
+    schedule, results = make_schedule(), tmp_path / "results"
+    publisher = Publisher(ledger, {1: open_destination(tmp_path)}, Outbox(), Retry(), schedule)
+    for name in ("a.jpg", "b.jpg"):
+        await end(ledger, tmp_path / "inbox" / name, b"image")
+
+    def publish_and_lose(*arguments: Any) -> Publication:
+        schedule.unsettle()
+        return publish_records(*arguments)
+
+    monkeypatch.setattr("daemon.results.publisher.publish_records", publish_and_lose)
+    publisher.note(Publication([], {1: "a full disk"}, set(), [], 0.0))
+    await publisher.try_again()
+    assert [file.name for file in results.iterdir()] == ["a.jpg.json"]
+    await publisher.publish_owed({1})
+    assert len([*results.iterdir()]) == 2
+
+
 async def test_what_did_not_fit_on_the_disk_is_taken_out_of_the_jsonl_output(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
