@@ -29,6 +29,7 @@ END_SECONDS = 60  # after a kill
 # What commands import that open models: most of the five seconds of CPU that each takes.
 WITH_MODELS = ["stages.blip.captioner", "stages.clip.embeddings", "stages.yolo.detr"]
 OPENING = {("models", name) for name in ("add", "bundle", "pull")}
+TRAINING = ["visiond.training.run"]  # seven seconds of CPU
 ENVIRONMENT = dict(os.environ)  # before a test changes it
 
 
@@ -49,8 +50,10 @@ class Forked:
         session: bool = False,
         supervisor: str | Path = "",
         plugins: str | Path = "",
+        program: str = "",
     ) -> None:
-        """plugins: a folder in which some are installed; they are imported by a server of their own."""
+        """plugins: a folder in which some are installed; they are imported by a server of their own.
+        program: Python for a process of a training, which runs in place of `visiond` and gets the arguments."""
         self.args = ["visiond", *arguments]
         self.returncode: int | None = None
         self._errors = Path(stderr.name)
@@ -62,11 +65,13 @@ class Forked:
             "environment": {**environment},
             "session": session,
             "supervisor": str(supervisor),
+            "program": program,
         }
         with open(os.devnull, "rb") as stdin:
             streams = [stdin.fileno(), stdout.fileno(), stderr.fileno(), report]
             with_models = arguments[0] == "setup" or tuple(arguments[:2]) in OPENING
-            server = _server(with_models=with_models, plugins=str(plugins))
+            imported = TRAINING if program else WITH_MODELS if with_models else []
+            server = _server(*imported, plugins=str(plugins))
             socket.send_fds(server, [json.dumps(request).encode()], streams)
         os.close(report)
         self.pid = self._read_report()
@@ -154,13 +159,13 @@ def run_forked(
 
 
 @functools.cache
-def _server(*, with_models: bool, plugins: str) -> socket.socket:
-    """A socket to the server, which ends when this process does."""
+def _server(*imported: str, plugins: str) -> socket.socket:
+    """A socket to the server, which ends when this process does. imported: modules besides those that all import."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     program = Path(__file__).with_name("forking.py")
     with its:
         server = subprocess.Popen(
-            [sys.executable, "-P", program, str(its.fileno()), TOKEN, *(WITH_MODELS if with_models else ())],
+            [sys.executable, "-P", program, str(its.fileno()), TOKEN, *imported],
             env={**ENVIRONMENT, TOKEN: "0" * 2 * TOKEN_BYTES} | ({"PYTHONPATH": plugins} if plugins else {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

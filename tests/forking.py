@@ -1,9 +1,9 @@
 """A process that has imported what visiond needs, and forks for each `visiond` that a test starts.
 
 Run as a program by tests/forked.py, which sends it over a socket what to start. Each fork then does what
-`python -P -m daemon` does from its first line on, with an environment, folder and streams of its own; a daemon has
-its own session too, and ends as an interpreter ends. Only the imports are shared. /proc shows this program's command
-line for it.
+`python -P -m daemon` does from its first line on, or `python -P -c` with a program, with an environment, folder and
+streams of its own; a daemon has its own session too, and ends as an interpreter ends. Only the imports are shared.
+/proc shows this program's command line for it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import struct
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,20 +67,28 @@ def main() -> None:
     gc.enable()
     assert threading.active_count() == 1, "a process with threads must not be forked"
     if request := serve(requests):
+        program = request.pop("program")
         become(token, **request)
-        if request["session"]:
-            runpy.run_module("daemon", run_name="__main__", alter_sys=True)
+        if program:
+            sys.argv[0] = "-c"
+            run_command(lambda: exec(program, {"__name__": "__main__"}))
+        elif request["session"]:
+            run_visiond()
         else:
-            run_command()
+            run_command(run_visiond)
     else:
         os._exit(0)  # the interpreter's cleanup takes seconds
 
 
-def run_command() -> None:
+def run_visiond() -> None:
+    runpy.run_module("daemon", run_name="__main__", alter_sys=True)
+
+
+def run_command(command: Callable[[], None]) -> None:
     """End without the interpreter's cleanup, which takes as long as most commands."""
     status = 0
     try:
-        runpy.run_module("daemon", run_name="__main__", alter_sys=True)
+        command()
     except SystemExit as ending:
         if isinstance(ending.code, str):
             print(ending.code, file=sys.stderr)
@@ -116,6 +125,8 @@ def serve(requests: socket.socket) -> dict[str, Any] | None:
                 return None
             *streams, report = descriptors
             if not (pid := os.fork()):
+                events.close()  # or the garbage collector would, when its descriptor is another file's
+                requests.close()
                 for number, stream in enumerate(streams):
                     os.dup2(stream, number)
                 os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)

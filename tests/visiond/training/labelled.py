@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,7 @@ from stages.contract.base import Stage
 from stages.contract.manifest import Manifest
 from stages.registry.registry import build
 from stages.weights.packs import Pack, resolve
+from tests.forked import Forked
 from visiond.training.data import Data
 from visiond.training.job import DEFAULTS, STAGES, Task, TrainingJob, write_job
 from visiond.training.launch import train
@@ -74,6 +75,14 @@ def train_now(job: TrainingJob, data: Data, places: Sequence[TrainingPlace] = ON
     else:
         train(job, data, places, lambda _: None)
     return load_file(Path(job.out) / "model.safetensors")
+
+
+def start_forked(command: Sequence[str], output: Path, environment: Mapping[str, str], _: int = 0) -> Forked:
+    """As `start_child` of visiond.training.children, for `python -P -c PROGRAM ...` and without the lock: imports are
+    most of what a process of a small training does, and this one begins with them."""
+    program, *arguments = command[command.index("-c") + 1 :]
+    with output.open("wb") as file:
+        return Forked(arguments, Path.cwd(), environment, file, file, session=True, program=program)
 
 
 def load_stage(folder: Path, task: Task, **options: object) -> Stage:

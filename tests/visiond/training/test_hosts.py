@@ -18,7 +18,7 @@ from daemon.core.labels import Kind
 from stages.contract.processes import environment, python
 from tests.daemon_process import wait_for
 from tests.stages.checkpoints import TOWERS
-from tests.visiond.training.labelled import PATIENCE, draw_labelled, make_job, train_now
+from tests.visiond.training.labelled import PATIENCE, draw_labelled, make_job, start_forked, train_now
 from visiond.training.data import read_file
 from visiond.training.launch import _free_port, prepare_for_torchrun
 from visiond.training.log import read_log
@@ -54,23 +54,21 @@ print(dist.get_backend(), value.item())
 @pytest.mark.parametrize(
     ("how", "why"), [("missing", "this PyTorch has no NCCL"), ("broken", "unhandled cuda error")]
 )
-def test_where_nccl_does_not_work_in_one_process_all_use_gloo_and_a_line_says_why(how: str, why: str) -> None:
+def test_where_nccl_does_not_work_in_one_process_all_use_gloo_and_a_line_says_why(
+    how: str, why: str, tmp_path: Path
+) -> None:
     address = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    outputs = [tmp_path / "output-0", tmp_path / "output-1"]
     with ExitStack() as stack:
         both = [
             stack.enter_context(
-                subprocess.Popen(
-                    python("-c", JOINING, how),
-                    env=environment(address | {"RANK": str(rank)}),
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
+                start_forked(python("-c", JOINING, how), output, environment(address | {"RANK": str(rank)}))
             )
-            for rank in range(2)
+            for rank, output in enumerate(outputs)
         ]
-        first, second = (process.communicate(timeout=PATIENCE)[0] for process in both)
+        assert [process.wait(PATIENCE) for process in both] == [0, 0]
     line = f"NCCL does not work here ({why}): the processes exchange gradients by Gloo, which is slower.\n"
-    assert (first, second) == (f"{line}gloo 3.0\n", "gloo 3.0\n")
+    assert [output.read_text() for output in outputs] == [f"{line}gloo 3.0\n", "gloo 3.0\n"]
 
 
 @contextmanager

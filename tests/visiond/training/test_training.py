@@ -42,6 +42,7 @@ from tests.visiond.training.labelled import (
     draw_labelled,
     load_stage,
     make_job,
+    start_forked,
     train_now,
 )
 from visiond.training import run
@@ -62,6 +63,12 @@ SMALL = DETECTORS | TOWERS | {"blip": make_blip, "florence": make_florence}
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """To draw the curves takes as long as a small training. Trainings in processes of their own do it."""
     monkeypatch.setattr("visiond.training.card.draw_curves", lambda *_: None)
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How a process of a training is started is the matter of tests/visiond/training/test_children.py."""
+    monkeypatch.setattr("visiond.training.launch.start_child", start_forked)
 
 
 def losses_of(work: Path) -> list[float]:
@@ -211,17 +218,11 @@ def test_a_killed_training_that_is_resumed_ends_with_the_same_weights(
     whole = train_now(make_job(base("d_fine"), tmp_path / "whole"), data)
     job = make_job(base("d_fine"), tmp_path / "killed")
     file = write_job(job, data)
-    with (tmp_path / "output").open("w") as output:
-        process = subprocess.Popen(
-            python("-m", "visiond.training.run", str(file)),
-            env=environment({"OMP_NUM_THREADS": "2", "ACCELERATE_USE_CPU": "true"}),
-            stdout=output,
-            stderr=output,
-        )
-        checkpoints = tmp_path / "killed" / CHECKPOINTS
-        wait_for(lambda: len([*checkpoints.glob("step-*")]) > 1, "checkpoints", PATIENCE)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    command = python("-c", "from visiond.training import run; run.main()", str(file))
+    checkpoints = tmp_path / "killed" / CHECKPOINTS
+    with start_forked(command, tmp_path / "output", environment({"ACCELERATE_USE_CPU": "true"})) as process:
+        wait_for(lambda: len([*checkpoints.glob("step-*")]) > 1, "checkpoints", PATIENCE, process=process)
+        process.kill()
     assert not Path(job.out).exists()
     # It begins with what is in the checkpoint, whatever its base would now say.
     other = Path(shutil.copytree(base("d_fine"), tmp_path / "other"))
@@ -291,6 +292,7 @@ def test_gradient_checkpointing_computes_layers_again_for_the_same_gradient(base
     assert torch.allclose(gradients[0], gradients[1], rtol=1e-4)
 
 
+@pytest.mark.usefixtures("forked")
 def test_two_processes_learn_what_one_does_with_as_many_images_at_once_as_both_can_have(
     folder: Path, base: Make, data: Data, tmp_path: Path
 ) -> None:
@@ -321,6 +323,7 @@ run.main()
 # The processes of a training, with programs in their place.
 
 
+@pytest.mark.usefixtures("forked")
 def test_memory_that_runs_out_halves_the_batch_and_resumes(
     folder: Path, base: Make, data: Data, tmp_path: Path
 ) -> None:
