@@ -33,7 +33,6 @@ from visiond_mini.card import Card, read_card, read_training, write_card
 from visiond_mini.job import FINAL, DetectorJob, TrainingJob, forget_training
 from visiond_mini.options import KINDS, Options, check_place, parse_options
 
-LICENSE = "AGPL-3.0-or-later"  # as of this program
 NOTICE = "mini pack: a demonstration that knows only the toy scenes of `visiond samples`"
 DESCRIPTION = "Small models trained on synthetic scenes by `visiond train mini`."
 DETECTOR_SCENES = 40_000  # the first ones; they also train the detector
@@ -245,9 +244,7 @@ def pack_models(options: Options) -> None:
     part = options.out.with_name(f".{options.out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     published.save_models(
-        models,
-        part,
-        Manifest(name="mini", description=DESCRIPTION, license=LICENSE, trained=True, notice=NOTICE),
+        models, part, Manifest(name="mini", description=DESCRIPTION, trained=True, notice=NOTICE)
     )
     check_place(options.out)
     replace_folder(options.out, part)

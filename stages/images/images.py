@@ -45,6 +45,7 @@ class DecodeJpegs(Protocol):
 MAX_SIDE = 2**31 - 1  # the largest side that a PNG can have; more is a damaged header
 # An EXIF orientation → the sides of the picture that are mirrored; above 4 it is transposed before.
 FLIPS = {2: [-1], 3: [-2, -1], 4: [-2], 6: [-1], 7: [-2, -1], 8: [-2]}
+TURNED = range(2, 9)
 TURN_TILE = {"BLOCK_H": 32, "BLOCK_W": 128}  # pixels that a program of the kernel turns
 # The most that a byte can hold of a picture: in a TIFF of a fax (G4), where a blank row has one bit, and at most 62,500 pixels
 # here. A PNG has 8,256. WebP, AVIF and JPEG XL hold more, but only of a picture that is blank.
@@ -313,18 +314,18 @@ def _turn(pixels: torch.Tensor, orientation: int) -> torch.Tensor:
     """Apply an EXIF orientation to [3, h, w] pixels as stored; the result is contiguous."""
     from stages.images.devices import has_kernels_for
 
-    is_transposed, flips = orientation > 4, FLIPS.get(orientation, [])
-    if (is_transposed or flips) and has_kernels_for(pixels):
-        return _turn_with_kernel(pixels.contiguous(), is_transposed, flips)
-    if is_transposed:
+    if orientation in TURNED and has_kernels_for(pixels):
+        return turn_with_kernel(pixels.contiguous(), orientation)
+    if orientation > 4:
         pixels = pixels.transpose(-2, -1)
-    return pixels.flip(flips).contiguous()
+    return pixels.flip(FLIPS.get(orientation, [])).contiguous()
 
 
-def _turn_with_kernel(pixels: torch.Tensor, is_transposed: bool, flips: Sequence[int]) -> torch.Tensor:
+def turn_with_kernel(pixels: torch.Tensor, orientation: int) -> torch.Tensor:
     """In a fifth of the time that torch takes: 12 megapixels in 38 µs on an H200, instead of 183 on average."""
     from stages.kernels.resize import turn_kernel
 
+    is_transposed, flips = orientation > 4, FLIPS.get(orientation, [])
     height, width = pixels.shape[:0:-1] if is_transposed else pixels.shape[1:]
     out = pixels.new_empty(3, height, width)
     block = TURN_TILE["BLOCK_H"], TURN_TILE["BLOCK_W"]

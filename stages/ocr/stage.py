@@ -36,6 +36,7 @@ from stages.images.devices import (
     pixels_of,
     split_batches,
 )
+from stages.images.images import TURNED, turn_with_kernel
 from stages.ocr.dbpost import Quads, TextMaps, area, find_boxes, mask_text, unpack_masks
 from stages.ocr.descriptor import VERTICAL_RATIO, Line, Ocr, OcrOptions, Point
 from stages.ocr.direction import guess_turns, is_sure, put_in_order, score_reading, turn_corners
@@ -101,6 +102,8 @@ class OcrStage(Stage):
         crop_with_kernel([page], plan_lines(0, slanted), LINE_HEIGHT, NARROWEST_LINE)
         for dtype in (torch.uint8, torch.float32):
             mask_with_kernel(torch.zeros(1, 32, 64, dtype=dtype), 0.5)
+        for orientation in TURNED:  # as the decoder does, which has no list of its own
+            turn_with_kernel(torch.zeros(3, 32, 64, dtype=torch.uint8), orientation)
 
     def load(self) -> None:
         self.options = read_options(self.spec, OcrOptions)

@@ -263,7 +263,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 from stages.kernels import convolution, language, launch, pointwise, resize as resizekernel
 from stages.yolo import letterbox
-from stages.images import resize
+from stages.images import images, resize
 from stages.ocr import warp, warpkernel
 from stages.ocr.fused import FusedDetector, FusedRecognizer
 from stages.yolo.letterbox import Letterbox
@@ -319,6 +319,7 @@ planes, axes = torch.zeros(3, 300, 400, dtype=torch.uint8), [2 * (resize.prepare
 letterbox.fill_with_kernel([planes], [Letterbox.fit(300, 400, 640, 32)], torch.float16)
 resize.resize_with_kernels([planes], axes, torch.zeros(3), torch.ones(3), torch.bfloat16)
 resize.resize_to_bytes_with_kernels([planes], axes)
+images.turn_with_kernel(planes, 6)
 language.rms_norm(hidden, hidden[0], 1e-6)
 language.layer_norm(hidden, hidden[0], hidden[0], 1e-6)
 language.rotate(hidden.view(1, 4, 6, 128), hidden[None, :, :128], hidden[None, :, :128])

@@ -166,11 +166,6 @@ def test_what_a_model_of_the_standard_pack_is_says_its_own_repository_and_licens
     assert (known.license, known.backend, known.dtype) == ("MIT", "transformers", "float16")
 
 
-def test_the_license_of_the_mini_packs_weights_is_known(pack: Pack) -> None:
-    known = resolve(open_pack("mini", pack.models_folder), "clip").provenance
-    assert (known.name, known.license) == ("mini", "AGPL-3.0-or-later")
-
-
 def test_text_recognition_of_the_program_has_its_own_name_in_a_pack_that_has_none(pack: Pack) -> None:
     known = resolve(pack, "ocr").provenance
     assert (known.name, known.license, known.backend) == ("PP-OCRv6 small", "Apache-2.0", "ppocr")
